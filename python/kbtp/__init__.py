@@ -1,0 +1,150 @@
+"""KBTP: blocks of KV cache, stored and moved between prefill instances, decode instances and cache servers.
+
+    import kbtp
+
+    with kbtp.connect("kbtp://127.0.0.1:5287") as client:
+        block = client.alloc_store(b"what a block holds")
+        buffer = bytearray(block.length_bytes)
+        client.load(block, into=buffer)
+        client.free(block)
+
+`kbtp.connect_async` gives the same for asyncio. `kbtp serve` on a shell runs a target.
+"""
+
+from __future__ import annotations
+
+from kbtp import limits
+from kbtp.address import Address
+from kbtp.errors import (
+    AccessDenied,
+    AlreadyBound,
+    ApiMisuse,
+    ConnectionLost,
+    DeadlineExceeded,
+    GenerationMismatch,
+    HandleOutOfRange,
+    KbtpError,
+    LengthError,
+    NoSpace,
+    NotBound,
+    NotSealed,
+    OperationRefused,
+    PeerIncompatible,
+    PeerMisbehaved,
+    Sealed,
+    TargetError,
+    Unsupported,
+)
+from kbtp.initiator.aio import AsyncClient
+from kbtp.initiator.client import Client
+from kbtp.initiator.operations import BlockRef, Result
+from kbtp.initiator.session import InitiatorConfig
+from kbtp.initiator.view import SessionTerms
+from kbtp.rnic import open_rnic
+from kbtp.types import Status
+from kbtp.verbs.api import Rnic
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AccessDenied",
+    "AlreadyBound",
+    "ApiMisuse",
+    "AsyncClient",
+    "BlockRef",
+    "Client",
+    "ConnectionLost",
+    "DeadlineExceeded",
+    "GenerationMismatch",
+    "HandleOutOfRange",
+    "KbtpError",
+    "LengthError",
+    "NoSpace",
+    "NotBound",
+    "NotSealed",
+    "OperationRefused",
+    "PeerIncompatible",
+    "PeerMisbehaved",
+    "Result",
+    "Sealed",
+    "SessionTerms",
+    "Status",
+    "TargetError",
+    "Unsupported",
+    "connect",
+    "connect_async",
+    "open_rnic",
+]
+
+
+def connect(
+    url: str,
+    *,
+    initiator_id: bytes | None = None,
+    quota: int = 0,
+    handles: int = 0,
+    name: str | None = None,
+    namespace: str | bytes | None = None,
+    timeout_s: float = limits.DEFAULT_TIMEOUT_S,
+    connect_timeout_s: float = limits.DEFAULT_CONNECT_TIMEOUT_S,
+    rnic: Rnic | None = None,
+) -> Client:
+    """Open a session with the target at `url` (`kbtp://HOST[:PORT]`).
+
+    Args:
+        initiator_id: 16 octets of your choice: blocks then outlive the connection by the target's linger time and are
+            yours again when you connect with the same octets. None: blocks are freed when the connection ends.
+        quota: how many blocks you want to allocate at most; 0 takes the target's default.
+        handles: how many handles you want; 0 takes the target's default, two a block.
+        name: shown in the target's log.
+        namespace: must equal the target's, when it has one: a fingerprint of model, dtype and layout.
+        timeout_s: default time limit of every call, in seconds.
+        connect_timeout_s: time limit of connecting, in seconds.
+        rnic: the RNIC to use, to share one between clients; None opens the best there is.
+
+    Raises `ConnectionLost`, `DeadlineExceeded`, `PeerIncompatible`, the `OperationRefused` of a refused HELLO, or
+    `ApiMisuse` for arguments that cannot work.
+    """
+    config = _config(initiator_id, quota, handles, name, namespace)
+    return Client(
+        Address.parse(url),
+        config,
+        rnic or open_rnic(),
+        timeout_s=timeout_s,
+        connect_timeout_s=connect_timeout_s,
+    )
+
+
+async def connect_async(
+    url: str,
+    *,
+    initiator_id: bytes | None = None,
+    quota: int = 0,
+    handles: int = 0,
+    name: str | None = None,
+    namespace: str | bytes | None = None,
+    timeout_s: float = limits.DEFAULT_TIMEOUT_S,
+    connect_timeout_s: float = limits.DEFAULT_CONNECT_TIMEOUT_S,
+    rnic: Rnic | None = None,
+) -> AsyncClient:
+    """As `connect`, for asyncio."""
+    config = _config(initiator_id, quota, handles, name, namespace)
+    return await AsyncClient.connect(
+        Address.parse(url),
+        config,
+        rnic or open_rnic(),
+        timeout_s=timeout_s,
+        connect_timeout_s=connect_timeout_s,
+    )
+
+
+def _config(
+    initiator_id: bytes | None, quota: int, handles: int, name: str | None, namespace: str | bytes | None
+) -> InitiatorConfig:
+    return InitiatorConfig(
+        initiator_id=initiator_id,
+        quota=quota,
+        handles=handles,
+        name=name,
+        namespace=namespace.encode() if isinstance(namespace, str) else namespace,
+    )

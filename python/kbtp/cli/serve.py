@@ -1,0 +1,187 @@
+"""`kbtp serve`: run a target."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from kbtp import limits
+from kbtp.address import Address
+from kbtp.cli.units import FOREVER, Seconds, Size, format_size
+from kbtp.errors import ApiMisuse
+from kbtp.rnic import open_rnic
+from kbtp.target.config import TargetConfig
+from kbtp.target.server import Server
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_DEFAULTS = TargetConfig()
+_SECTION = "serve"
+
+
+def _load_file(ctx: click.Context, _param: click.Parameter, value: Path | None) -> None:
+    """Make the file's `[serve]` table the defaults of the other options: flags and environment win over it."""
+    if value is None:
+        return
+    try:
+        settings = tomllib.loads(value.read_text()).get(_SECTION, {})
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise click.UsageError(f"cannot read {value}: {error}") from None
+    if not isinstance(settings, dict):
+        raise click.UsageError(f"{value}: [{_SECTION}] must be a table")
+    by_flag = {flag.lstrip("-"): param.name for param in ctx.command.params for flag in param.opts}
+    for key in settings:
+        if key not in by_flag or key == "config":
+            known = ", ".join(sorted(flag for flag in by_flag if flag != "config"))
+            raise click.UsageError(f"{value}: unknown setting {key!r} in [{_SECTION}]; there are {known}")
+    ctx.default_map = {str(by_flag[key]): setting for key, setting in settings.items()}
+
+
+@click.command()
+@click.option(
+    "--config", type=click.Path(path_type=Path, dir_okay=False), is_eager=True, expose_value=False, callback=_load_file,
+    envvar="KBTP_CONFIG", help="TOML file; its [serve] table has the names of these options.",
+)  # fmt: skip
+@click.option("--host", default="127.0.0.1", show_default=True, envvar="KBTP_HOST", help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=limits.DEFAULT_PORT, show_default=True,
+    envvar="KBTP_PORT", help="Port to listen on; 0 takes a free one.")  # fmt: skip
+@click.option("--block-size", type=Size(), default=_DEFAULTS.block_size_bytes, show_default="1MiB",
+    envvar="KBTP_BLOCK_SIZE", help="Octets of a block, a multiple of 64.")  # fmt: skip
+@click.option("--pool-size", type=Size(), envvar="KBTP_POOL_SIZE", help="Octets of the pool; rounded down to blocks.")
+@click.option("--pool-blocks", type=int, envvar="KBTP_POOL_BLOCKS",
+    help=f"Blocks in the pool, instead of --pool-size.  [default: {_DEFAULTS.pool_blocks}]")  # fmt: skip
+@click.option("--quota", type=int, default=_DEFAULTS.quota, show_default="a sixteenth of the pool", envvar="KBTP_QUOTA",
+    help="Blocks for an initiator that asks for no particular number.")  # fmt: skip
+@click.option("--max-quota", type=int, default=_DEFAULTS.max_quota, show_default="the pool", envvar="KBTP_MAX_QUOTA",
+    help="Most blocks for one initiator.")  # fmt: skip
+@click.option("--namespace", default="", envvar="KBTP_NAMESPACE",
+    help="Serve only initiators that name the same: a fingerprint of model, dtype and layout.")  # fmt: skip
+@click.option("--name", default="", envvar="KBTP_NAME", help="Shown to initiators and in logs.")
+@click.option("--linger", type=Seconds(), default=_DEFAULTS.linger_s, show_default="1h", envvar="KBTP_LINGER",
+    help=f"How long an initiator's blocks outlive its connection; 0 or {FOREVER!r} are possible.")  # fmt: skip
+@click.option("--drain", type=Seconds(), default=_DEFAULTS.drain_s, show_default="5s", envvar="KBTP_DRAIN",
+    help="How long a peer may take over a transfer that others wait for.")  # fmt: skip
+@click.option("--credits", "request_credits", type=int, default=_DEFAULTS.request_credits, show_default=True,
+    envvar="KBTP_CREDITS", help="Requests an initiator may have outstanding.")  # fmt: skip
+@click.option("--rnic", "rnic_name", default="auto", show_default=True, envvar="KBTP_RNIC", help="RNIC to serve on.")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info",
+    show_default=True, envvar="KBTP_LOG_LEVEL", help="What is logged to standard error.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the ready line as a JSON object.")
+def serve(
+    host: str, port: int, block_size: int, pool_size: int | None, pool_blocks: int | None, quota: int, max_quota: int,
+    namespace: str, name: str, linger: float, drain: float, request_credits: int, rnic_name: str, log_level: str,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Serve a pool of blocks until SIGTERM or Ctrl-C, then finish what is outstanding and exit.
+
+    Every option can also be set by the environment variable KBTP_<OPTION> or in the [serve] table of a TOML file; a
+    flag wins over the environment, the environment over the file.
+
+    \b
+    Examples:
+      kbtp serve --block-size 2MiB --pool-size 16GiB
+      kbtp serve --host 0.0.0.0 --namespace llama-3-8b/bf16/tp2 --linger forever
+      KBTP_QUOTA=512 kbtp serve --config /etc/kbtp.toml
+    """
+    config = TargetConfig(
+        block_size_bytes=block_size,
+        pool_blocks=_pool_blocks(pool_size, pool_blocks, block_size),
+        quota=quota,
+        max_quota=max_quota,
+        request_credits=request_credits,
+        namespace=namespace.encode(),
+        name=name,
+        linger_s=linger,
+        drain_s=drain,
+    )
+    logging.basicConfig(
+        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    _check_memory(config)
+    try:
+        server = Server(config, open_rnic(rnic_name))
+    except (MemoryError, OSError) as error:
+        raise click.UsageError(f"cannot allocate a pool of {format_size(config.pool_bytes)}: {error}") from None
+    try:
+        address = server.listen(host, port)
+    except OSError as error:
+        server.close()
+        raise click.UsageError(f"cannot listen on {Address(host, port)}: {error.strerror or error}") from None
+    _stop_on_signals(server)
+    click.echo(_ready_line(address, config, as_json))
+    sys.stdout.flush()
+    server.run()
+
+
+def _pool_blocks(pool_size: int | None, pool_blocks: int | None, block_size: int) -> int:
+    if pool_size is not None and pool_blocks is not None:
+        raise click.UsageError("--pool-size and --pool-blocks say the same thing; give one of them")
+    if pool_size is None:
+        return _DEFAULTS.pool_blocks if pool_blocks is None else pool_blocks
+    if not 0 < block_size <= pool_size:
+        raise ApiMisuse(f"a pool of {pool_size} octets holds no block of {block_size}")
+    return pool_size // block_size
+
+
+def _check_memory(config: TargetConfig) -> None:
+    """Refuse at the start what would be killed for want of memory once blocks are stored."""
+    available = available_memory_bytes()
+    if available is not None and config.pool_bytes > available:
+        raise click.UsageError(
+            f"a pool of {config.pool_blocks} blocks of {format_size(config.block_size_bytes)} takes "
+            f"{format_size(config.pool_bytes)}, but {format_size(available)} of memory are available; "
+            "give a smaller --pool-size"
+        )
+
+
+def available_memory_bytes() -> int | None:
+    """What the system, and the control group this process is in, still have to give; None if neither says."""
+    found = []
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                found.append(int(line.split()[1]) * 1024)
+        group = Path("/sys/fs/cgroup")
+        limit, used = (group / "memory.max").read_text().strip(), (group / "memory.current").read_text()
+        if limit != "max":
+            found.append(max(0, int(limit) - int(used)))
+    except (OSError, ValueError, IndexError):
+        pass  # no cgroup v2 here: the system's own figure is all there is
+    return min(found, default=None)
+
+
+def _stop_on_signals(server: Server) -> None:
+    def stop(number: int, _frame: FrameType | None) -> None:
+        if server.stopping:
+            os._exit(128 + number)  # asked twice: whoever waits for us has lost patience
+        server.request_stop()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+
+
+def _ready_line(address: Address, config: TargetConfig, as_json: bool) -> str:
+    if as_json:
+        ready = {
+            "url": str(address),
+            "block_size_bytes": config.block_size_bytes,
+            "pool_blocks": config.pool_blocks,
+            "quota_blocks": config.default_quota,
+            "namespace": config.namespace.decode(),
+            "pid": os.getpid(),
+        }
+        return json.dumps(ready)
+    return (
+        f"kbtp: serving {address} with {config.pool_blocks} blocks of {format_size(config.block_size_bytes)} "
+        f"({format_size(config.pool_bytes)})"
+    )

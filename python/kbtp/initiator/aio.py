@@ -1,0 +1,250 @@
+"""The asyncio client: `kbtp.connect_async` gives one.
+
+The event loop waits on the RNIC's file descriptor; there is no thread. Many tasks may have
+operations outstanding at once. Deadlines are those of the synchronous client; a cancelled call ends
+when its operation has, bounded by its deadline, because until then its buffer is the target's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from kbtp import limits
+from kbtp.address import Address
+from kbtp.errors import ConnectionLost
+from kbtp.initiator.client import deadline_exceeded
+from kbtp.initiator.connection import Connection
+from kbtp.initiator.operations import (
+    BlockRef,
+    Operation,
+    Result,
+    alloc_store_batch,
+    alloc_store_operation,
+    free_batch,
+    free_operation,
+    load_batch,
+    load_operation,
+    store_batch,
+    store_operation,
+)
+from kbtp.initiator.session import InitiatorConfig
+from kbtp.initiator.view import SessionView
+from kbtp.types import Generation, Handle
+from kbtp.verbs.api import MemoryRegion, Rnic
+
+
+class AsyncClient(SessionView):
+    """A session with one target, for one event loop. The methods are those of `Client`, awaited."""
+
+    def __init__(self, connection: Connection, timeout_s: float) -> None:
+        super().__init__(connection)
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()
+        connection.before_close = self._stop_watching
+        if connection.error is None:
+            self._loop.add_reader(connection.fileno(), self._pump)
+            self._arm()
+
+    @classmethod
+    async def connect(
+        cls, address: Address, config: InitiatorConfig, rnic: Rnic, *, timeout_s: float, connect_timeout_s: float
+    ) -> AsyncClient:
+        """Connects; raises as `Client` does. Names are resolved without blocking the loop."""
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise ConnectionLost(f"cannot resolve {address}: {error}") from error
+        resolved = Address(str(found[0][4][0]), address.port)
+        connection = Connection(resolved, config, rnic, now_s=time.monotonic(), timeout_s=connect_timeout_s)
+        client = cls(connection, timeout_s)
+        try:
+            while not connection.opened and connection.error is None:
+                await client._wait_for_change()
+        except BaseException:
+            connection.end(ConnectionLost("interrupted while connecting"))
+            raise
+        if connection.error is not None:
+            raise connection.error
+        return client
+
+    # --- single forms --------------------------------------------------------------------------
+
+    async def load(
+        self,
+        block: BlockRef | Handle,
+        into: object,
+        *,
+        generation: Generation = 0,
+        allow_unsealed: bool = False,
+        timeout_s: float | None = None,
+    ) -> int:
+        """See `Client.load`."""
+        return (await self._one(load_operation(block, into, generation, allow_unsealed), timeout_s)).length_bytes
+
+    async def store(
+        self,
+        block: BlockRef | Handle,
+        data: object,
+        *,
+        generation: Generation = 0,
+        seal: bool = True,
+        timeout_s: float | None = None,
+    ) -> BlockRef:
+        """See `Client.store`."""
+        return (await self._one(store_operation(block, data, generation, seal), timeout_s)).ref
+
+    async def alloc_store(
+        self, data: object, *, handle: Handle | None = None, seal: bool = True, timeout_s: float | None = None
+    ) -> BlockRef:
+        """See `Client.alloc_store`."""
+        return (await self._one(alloc_store_operation(data, handle, seal), timeout_s)).ref
+
+    async def free(
+        self, block: BlockRef | Handle, *, generation: Generation = 0, timeout_s: float | None = None
+    ) -> None:
+        """See `Client.free`."""
+        await self._one(free_operation(block, generation), timeout_s)
+
+    # --- batch forms ---------------------------------------------------------------------------
+
+    async def load_many(
+        self,
+        blocks: Sequence[BlockRef | Handle],
+        into: Sequence[object],
+        *,
+        allow_unsealed: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[Result]:
+        """See `Client.load_many`."""
+        return await self._many(load_batch(blocks, into, allow_unsealed), timeout_s)
+
+    async def store_many(
+        self,
+        blocks: Sequence[BlockRef | Handle],
+        data: Sequence[object],
+        *,
+        seal: bool = True,
+        timeout_s: float | None = None,
+    ) -> list[Result]:
+        """See `Client.store_many`."""
+        return await self._many(store_batch(blocks, data, seal), timeout_s)
+
+    async def alloc_store_many(
+        self,
+        data: Sequence[object],
+        *,
+        handles: Sequence[Handle] | None = None,
+        seal: bool = True,
+        timeout_s: float | None = None,
+    ) -> list[Result]:
+        """See `Client.alloc_store_many`."""
+        return await self._many(alloc_store_batch(data, handles, seal), timeout_s)
+
+    async def free_many(self, blocks: Sequence[BlockRef | Handle], *, timeout_s: float | None = None) -> list[Result]:
+        """See `Client.free_many`."""
+        return await self._many(free_batch(blocks), timeout_s)
+
+    # --- memory and life -----------------------------------------------------------------------
+
+    def register(self, buffer: object) -> MemoryRegion:
+        """See `Client.register`."""
+        return self._connection.register(buffer)
+
+    async def close(self) -> None:
+        """End the session in order. Idempotent."""
+        self._connection.begin_disconnect()
+        closing = self._loop.call_later(limits.GOODBYE_S, self._connection.end, ConnectionLost("the client was closed"))
+        try:
+            while self._connection.error is None:
+                await self._wait_for_change()
+        finally:
+            closing.cancel()
+            self._connection.end(ConnectionLost("the client was closed"))
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- the event loop ------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        self._connection.pump(0, time.monotonic)
+        self._changed.set()
+        self._arm()
+
+    def _arm(self) -> None:
+        """Keep one timer set for what the connection's own deadlines need."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._connection.error is None:
+            wait_s = self._connection.next_timeout_s(time.monotonic())
+            if wait_s is not None:
+                self._timer = self._loop.call_later(wait_s, self._pump)
+
+    def _stop_watching(self) -> None:
+        self._loop.remove_reader(self._connection.fileno())
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._changed.set()
+
+    async def _wait_for_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    async def _one(self, operation: Operation, timeout_s: float | None) -> Result:
+        return (await self._many([operation], timeout_s))[0].raise_for_status()
+
+    async def _many(self, operations: list[Operation], timeout_s: float | None) -> list[Result]:
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        done = _all_done(self._loop, operations)
+        self._connection.submit(operations)
+        self._arm()
+        expiry = self._loop.call_later(limit_s, self._expire, limit_s)
+        cancelled: asyncio.CancelledError | None = None
+        try:
+            while not done.done():
+                try:
+                    await asyncio.shield(done)
+                except asyncio.CancelledError as error:
+                    cancelled = error
+        finally:
+            expiry.cancel()
+        if cancelled is not None:
+            raise cancelled
+        return [operation.result for operation in operations if operation.result is not None]
+
+    def _expire(self, limit_s: float) -> None:
+        self._connection.end(deadline_exceeded(self._connection, limit_s))
+
+
+def _all_done(loop: asyncio.AbstractEventLoop, operations: list[Operation]) -> asyncio.Future[None]:
+    """A future for the moment when every operation has its result."""
+    future: asyncio.Future[None] = loop.create_future()
+    left = 0
+
+    def one_done(_operation: Operation) -> None:
+        nonlocal left
+        left -= 1
+        if not left and not future.done():
+            future.set_result(None)
+
+    for operation in operations:
+        if operation.result is None:
+            left += 1
+            operation.when_done = one_done
+    if not left:
+        future.set_result(None)
+    return future

@@ -1,0 +1,290 @@
+"""An initiator's session: HELLO, credits, handles, which request a completion answers. No I/O, no clock.
+
+Operations are submitted in any number; `ready` gives out as many as there are credits (profile 3
+"Credits"), `received` takes each message of the target.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from kbtp import limits
+from kbtp.errors import ApiMisuse, KbtpError, PeerMisbehaved, WireFormatError, refused
+from kbtp.initiator.operations import Operation, Result
+from kbtp.types import Feature, Handle, HelloAckFlag, Opcode, RequestFlag, Status, TerminateCause
+from kbtp.wire import (
+    AllocStore,
+    Completion,
+    DataDescriptor,
+    Free,
+    Hello,
+    HelloAck,
+    Load,
+    Store,
+    parse_response,
+)
+
+HELLO_REQUEST_ID = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InitiatorConfig:
+    """What an initiator asks a target for. Zero means the target's default. Raises `ApiMisuse`."""
+
+    initiator_id: bytes | None = None
+    """16 octets under which blocks outlive the connection; None: anonymous, blocks end with it (profile 3)."""
+    quota: int = 0
+    """Blocks to allocate at most."""
+    handles: int = 0
+    name: str | None = None
+    namespace: bytes | None = None
+    completion_credits: int = limits.DEFAULT_COMPLETION_CREDITS
+    max_message_bytes: int = limits.DEFAULT_INITIATOR_MAX_MESSAGE_BYTES
+    read_depth: int = limits.DEFAULT_READ_DEPTH
+    inline_max_bytes: int = limits.DEFAULT_INLINE_MAX_BYTES
+    """Data up to this length travels inside the request where the target's Max Message allows."""
+
+    def __post_init__(self) -> None:
+        if self.initiator_id is not None and (
+            len(self.initiator_id) != limits.INITIATOR_ID_BYTES or not any(self.initiator_id)
+        ):
+            raise ApiMisuse(f"initiator_id {self.initiator_id!r}: expected 16 octets that are not all zero, or None")
+        for label, value, low, high in (
+            ("quota", self.quota, 0, (1 << 32) - 1),
+            ("handles", self.handles, 0, (1 << 64) - 1),
+            ("completion_credits", self.completion_credits, 1, limits.CREDITS_MAX),
+            ("max_message_bytes", self.max_message_bytes, limits.MIN_MAX_MESSAGE_BYTES, limits.MAX_MESSAGE_MAX_BYTES),
+            ("read_depth", self.read_depth, 0, limits.IRD_ORD_MAX),
+            ("inline_max_bytes", self.inline_max_bytes, 0, limits.MAX_MESSAGE_MAX_BYTES),
+        ):
+            if not low <= value <= high:
+                raise ApiMisuse(f"{label} of {value}: must be {low} to {high}")
+
+    def hello(self) -> Hello:
+        return Hello(
+            request_id=HELLO_REQUEST_ID,
+            requested_features=Feature.INVALIDATE,
+            requested_quota=self.quota,
+            requested_handles=self.handles,
+            completion_credits=self.completion_credits,
+            max_message=self.max_message_bytes,
+            initiator_id=self.initiator_id or bytes(limits.INITIATOR_ID_BYTES),
+            name=self.name,
+            namespace=self.namespace,
+        )
+
+
+class HandleChooser:
+    """Picks a handle of the session's own range that is not known to be bound.
+
+    After RESUMED some are bound that this process does not know of: the target then answers
+    ALREADY_BOUND, which marks the handle, and another is tried.
+    """
+
+    def __init__(self, first: Handle, count: int) -> None:
+        self._first = first
+        self._count = count
+        self._bound: set[Handle] = set()
+        self._next = 0
+
+    def take(self) -> Handle | None:
+        """A handle, marked as bound; None if all are."""
+        for _ in range(self._count if len(self._bound) < self._count else 0):
+            handle = self._first + self._next
+            self._next = (self._next + 1) % self._count
+            if handle not in self._bound:
+                self._bound.add(handle)
+                return handle
+        return None
+
+    def bound(self, handle: Handle) -> None:
+        if 0 <= handle - self._first < self._count:
+            self._bound.add(handle)
+
+    def free(self, handle: Handle) -> None:
+        self._bound.discard(handle)
+
+
+class InitiatorSession:
+    """From HELLO_ACK to the end of the stream."""
+
+    def __init__(self, config: InitiatorConfig, ack: HelloAck) -> None:
+        """`ack` is the accepting HELLO_ACK, already checked by `accepted`."""
+        self.config = config
+        self.ack = ack
+        self.handles = HandleChooser(ack.first_handle, ack.handle_count)
+        self._queue: deque[Operation] = deque()
+        self._outstanding: dict[int, Operation] = {}
+        self._next_request_id = HELLO_REQUEST_ID + 1
+
+    @property
+    def outstanding(self) -> int:
+        return len(self._outstanding)
+
+    @property
+    def inline_max_bytes(self) -> int:
+        """Octets of data that a request may carry inside (profile 3 "Inline data")."""
+        room = self.ack.max_message - limits.COMMON_HEADER_BYTES - limits.DATA_DESCRIPTOR_BYTES
+        return min(self.config.inline_max_bytes, room)
+
+    def submit(self, operation: Operation) -> None:
+        self._queue.append(operation)
+
+    def ready(self) -> Operation | None:
+        """The next operation if there is a credit for it, with its handle chosen and its Request ID given.
+
+        The caller then hands it to `request` or, if its buffer cannot be used, to `withdraw`.
+        """
+        while self._queue and len(self._outstanding) < self.ack.request_credits:
+            operation = self._queue.popleft()
+            handle = operation.handle if operation.handle is not None else self.handles.take()
+            if handle is None:
+                operation.finish(Result(Status.NO_SPACE, error=_no_handle(self.ack.handle_count)))
+                continue
+            operation.chosen_handle = handle
+            operation.request_id = self._next_request_id
+            self._next_request_id = (self._next_request_id + 1) & ((1 << 64) - 1)
+            self._outstanding[operation.request_id] = operation
+            return operation
+        return None
+
+    def withdraw(self, operation: Operation, error: KbtpError) -> None:
+        """`operation` from `ready` will not be sent: it ends with `error`."""
+        del self._outstanding[operation.request_id]
+        if operation.handle is None:
+            self.handles.free(operation.chosen_handle)
+        operation.finish(Result(None, operation.chosen_handle, error=error))
+
+    def request(
+        self, operation: Operation, *, stag: int, to: int, length: int, inline: bytes | None, invalidate: bool = False
+    ) -> bytes:
+        """The request of `operation`: its data inline, or in the buffer that `stag`, `to`, `length` name.
+
+        `invalidate`: the STag is for this request alone, so its completion may invalidate it (draft 5.1).
+        """
+        operation.length_bytes = length
+        flags = operation.flags
+        if inline is not None:
+            flags |= RequestFlag.INLINE
+        elif invalidate and self.ack.granted_features & Feature.INVALIDATE:
+            flags |= RequestFlag.INVALIDATE
+        common = (operation.request_id, operation.chosen_handle, operation.generation)
+        data = DataDescriptor(stag, to, length)
+        if operation.opcode is Opcode.FREE:
+            return Free(*common, flags).pack()
+        if operation.opcode is Opcode.LOAD:
+            return Load(*common, flags, data).pack()
+        kind = Store if operation.opcode is Opcode.STORE else AllocStore
+        return kind(*common, flags, data, inline_data=inline or b"").pack()
+
+    def received(self, message: memoryview) -> Operation | None:
+        """The operation that `message` ends, its `result` set; None if it was put back to try another handle.
+
+        Raises `PeerMisbehaved` for anything but a completion of an outstanding request.
+        """
+        completion = _parse_completion(message)
+        operation = self._outstanding.pop(completion.request_id, None)
+        if operation is None:
+            raise _misbehaved(f"COMPLETION for Request ID {completion.request_id}, which is not outstanding")
+        if completion.handle != operation.chosen_handle:
+            raise _misbehaved(f"COMPLETION names handle {completion.handle}, asked was {operation.chosen_handle}")
+        if (
+            operation.opcode is Opcode.LOAD
+            and completion.status is Status.SUCCESS
+            and completion.data_length > operation.length_bytes
+        ):
+            raise _misbehaved(f"LOAD of {completion.data_length} octets into {operation.length_bytes}")
+        if self._try_another_handle(operation, completion):
+            return None
+        self._note_handle(operation, completion)
+        operation.finish(
+            Result(
+                Status(completion.status),
+                completion.handle,
+                completion.generation,
+                completion.data_length,
+                completion.block_offset,
+            )
+        )
+        return operation
+
+    def _try_another_handle(self, operation: Operation, completion: Completion) -> bool:
+        if operation.handle is not None or completion.status is not Status.ALREADY_BOUND:
+            return False
+        self._queue.appendleft(operation)
+        return True
+
+    def _note_handle(self, operation: Operation, completion: Completion) -> None:
+        success = completion.status is Status.SUCCESS
+        if operation.opcode is Opcode.ALLOC_STORE:
+            if success or completion.status is Status.ALREADY_BOUND:
+                self.handles.bound(operation.chosen_handle)
+            elif operation.handle is None:
+                self.handles.free(operation.chosen_handle)
+        elif operation.opcode is Opcode.FREE and (success or completion.status is Status.NOT_BOUND):
+            self.handles.free(operation.chosen_handle)
+
+    def fail(self, error: KbtpError) -> None:
+        """The stream has ended: everything submitted ends with `error`."""
+        for operation in [*self._outstanding.values(), *self._queue]:
+            operation.finish(Result(None, operation.chosen_handle, error=error))
+        self._outstanding.clear()
+        self._queue.clear()
+
+
+def accepted(config: InitiatorConfig, message: memoryview) -> HelloAck:
+    """The HELLO_ACK in `message`, if it opens a session.
+
+    Raises the `OperationRefused` of its status, or `PeerMisbehaved` if it is not a HELLO_ACK or grants what
+    was not asked or cannot be (profile 2).
+    """
+    try:
+        ack = parse_response(message)
+    except WireFormatError as error:
+        raise _misbehaved(f"answer to HELLO: {error}") from error
+    if isinstance(ack, Completion):
+        if ack.status in (Status.MALFORMED, Status.UNSUPPORTED):
+            raise refused(Status(ack.status), "the target did not understand HELLO")
+        raise _misbehaved("COMPLETION where HELLO_ACK was due")
+    if ack.status is not Status.SUCCESS:
+        raise refused(Status(ack.status), _hello_advice(Status(ack.status)))
+    for label, holds in (
+        ("Request ID", ack.request_id == HELLO_REQUEST_ID),
+        ("Granted Features", not ack.granted_features & ~Feature.INVALIDATE),
+        ("Block Size", limits.BLOCK_SIZE_MIN_BYTES <= ack.block_size <= limits.BLOCK_SIZE_MAX_BYTES),
+        ("Request Credits", 1 <= ack.request_credits <= config.completion_credits),
+        ("Max Message", ack.max_message >= limits.MIN_MAX_MESSAGE_BYTES),
+        ("Allocation Quota", ack.allocation_quota <= ack.pool_blocks),
+        ("Handle Count", 1 <= ack.handle_count <= ack.table_handles),
+        ("RESUMED", config.initiator_id is not None or not ack.flags & HelloAckFlag.RESUMED),
+    ):
+        if not holds:
+            raise _misbehaved(f"HELLO_ACK with an impossible {label}: {ack}")
+    return ack
+
+
+def _hello_advice(status: Status) -> str:
+    return {
+        Status.ACCESS_DENIED: "HELLO refused: the namespace differs from the target's, or a session with this "
+        "initiator_id is still open",
+        Status.NO_SPACE: "HELLO refused: the target has no quota or no handles left; ask for less or free some",
+    }.get(status, "HELLO refused")
+
+
+def _parse_completion(message: memoryview) -> Completion:
+    try:
+        response = parse_response(message)
+    except WireFormatError as error:
+        raise _misbehaved(f"COMPLETION: {error}") from error
+    if not isinstance(response, Completion):
+        raise _misbehaved("HELLO_ACK where a COMPLETION was due")
+    return response
+
+
+def _misbehaved(message: str) -> PeerMisbehaved:
+    return PeerMisbehaved(TerminateCause.RDMAP_UNSPECIFIED, message)
+
+
+def _no_handle(count: int) -> KbtpError:
+    return refused(Status.NO_SPACE, f"all {count} handles of this session are bound; free some, or ask for more handles")

@@ -1,0 +1,59 @@
+"""Choosing an RNIC."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kbtp.errors import ApiMisuse
+from kbtp.verbs.api import Rnic
+
+_log = logging.getLogger("kbtp.rnic")
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """An RNIC that may be there: `open` raises ImportError or OSError where it is not."""
+
+    name: str
+    open: Callable[[], Rnic]
+
+
+def _open_reference() -> Rnic:
+    from kbtp.rnic.reference import ReferenceRnic
+
+    return ReferenceRnic()
+
+
+_BEST_FIRST = (_Entry("reference", _open_reference),)
+
+
+def open_rnic(name: str = AUTO) -> Rnic:
+    """Open the RNIC `name`, or with "auto" the best one there is; says in the log which.
+
+    Raises:
+        ApiMisuse: no RNIC has that name, or (with "auto") none works here.
+        ImportError, OSError: the one asked for by name is not there.
+    """
+    if name == AUTO:
+        return _open_best()
+    for entry in _BEST_FIRST:
+        if entry.name == name:
+            return entry.open()
+    known = ", ".join([AUTO, *(entry.name for entry in _BEST_FIRST)])
+    raise ApiMisuse(f"there is no RNIC named {name!r}; known are {known}")
+
+
+def _open_best() -> Rnic:
+    for entry in _BEST_FIRST:
+        try:
+            rnic = entry.open()
+        except (ImportError, OSError) as error:
+            _log.info("RNIC %s is not there: %s", entry.name, error)
+        else:
+            _log.info("using RNIC %s", rnic.name)
+            return rnic
+    raise ApiMisuse("no RNIC works on this machine")

@@ -1,0 +1,113 @@
+"""Non-blocking TCP sockets as MPA wants them (RFC 5044 5 and 7)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterable
+
+from kbtp.limits import (
+    RNIC_IOV_MAX,
+    TCP_KEEPALIVE_IDLE_S,
+    TCP_KEEPALIVE_INTERVAL_S,
+    TCP_KEEPALIVE_PROBES,
+)
+
+_LINGER_RESET = struct.pack("ii", 1, 0)
+
+
+def address_text(address: tuple[object, ...]) -> str:
+    """`host:port` of a socket address, IPv6 hosts in brackets."""
+    host, port = address[0], address[1]
+    return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+
+
+def error_text(error: OSError) -> str:
+    return os.strerror(error.errno) if error.errno else str(error)
+
+
+def set_stream_options(sock: socket.socket, user_timeout_s: float) -> None:
+    """No delay, since an FPDU is written whole; and a peer that is lost without a FIN is noticed."""
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, TCP_KEEPALIVE_IDLE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, TCP_KEEPALIVE_INTERVAL_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, TCP_KEEPALIVE_PROBES)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(user_timeout_s * 1000)))
+
+
+class TcpLink:
+    """A connected socket and the octets that wait to go out on it."""
+
+    def __init__(self, sock: socket.socket, peer: str) -> None:
+        self.sock = sock
+        self.peer = peer
+        self.unsent_bytes = 0
+        self.moved_bytes = 0
+        """Octets sent and received so far: a measure of progress."""
+        self.send_finished = False
+        self.receive_finished = False
+        self._unsent: deque[memoryview] = deque()
+
+    @property
+    def open(self) -> bool:
+        return self.sock.fileno() >= 0
+
+    def queue(self, pieces: Iterable[bytes]) -> None:
+        if self.send_finished:
+            return
+        for piece in pieces:
+            self._unsent.append(memoryview(piece))
+            self.unsent_bytes += len(piece)
+
+    def drop_unsent(self) -> None:
+        self._unsent.clear()
+        self.unsent_bytes = 0
+
+    def send_queued(self) -> None:
+        """Send until all is out or the socket takes no more. Raises OSError when the connection is broken."""
+        while self._unsent:
+            pieces = [piece for piece, _ in zip(self._unsent, range(RNIC_IOV_MAX), strict=False)]
+            try:
+                sent = self.sock.sendmsg(pieces)
+            except BlockingIOError:
+                return
+            self.unsent_bytes -= sent
+            self.moved_bytes += sent
+            while self._unsent and sent >= len(self._unsent[0]):
+                sent -= len(self._unsent.popleft())
+            if sent:
+                self._unsent[0] = self._unsent[0][sent:]
+
+    def receive(self, buffer: memoryview) -> int | None:
+        """Octets read into `buffer`, 0 at the peer's FIN, None if there are none now. Raises OSError."""
+        try:
+            received = self.sock.recv_into(buffer)
+        except BlockingIOError:
+            return None
+        self.moved_bytes += received
+        if received == 0:
+            self.receive_finished = True
+        return received
+
+    def emss_bytes(self) -> int:
+        """The effective maximum segment size now; it changes with the path (RFC 5044 4.5)."""
+        return self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+
+    def finish_sending(self) -> None:
+        """Send a FIN. Raises OSError."""
+        self.send_finished = True
+        self.sock.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self.drop_unsent()
+        self.sock.close()
+
+    def reset(self) -> None:
+        """Close with a RST, so that the peer cannot take it for an orderly end."""
+        if self.open:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
+        self.close()

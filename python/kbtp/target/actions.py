@@ -1,0 +1,50 @@
+"""What a target session decides to do on its stream; the server does it, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from kbtp.types import TerminateCause
+from kbtp.verbs.api import MemoryRegion, Recv, WorkRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """End the stream with this Terminate."""
+
+    cause: TerminateCause
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """End the stream once everything posted before has left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End the stream at once: the peer is not listening."""
+
+    why: str
+
+
+Action: TypeAlias = WorkRequest | Recv | Terminate | Disconnect | Abort
+
+
+class SessionMemory(Protocol):
+    """Registered memory as a session sees it. No region of it gives the peer any right."""
+
+    @property
+    def pool(self) -> MemoryRegion:
+        """The block pool, from the first block on."""
+        ...
+
+    @property
+    def hello(self) -> MemoryRegion:
+        """The receive buffer that is there before HELLO (profile 8.1): 1024 octets."""
+        ...
+
+    def allocate(self, length_bytes: int) -> MemoryRegion:
+        """Fresh memory for this session's stream; revoked with it."""
+        ...

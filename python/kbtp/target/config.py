@@ -1,0 +1,92 @@
+"""What an operator decides about a target. The one source of its defaults, whoever asks: code, flags, environment, file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kbtp import limits
+from kbtp.errors import ApiMisuse
+
+
+@dataclass(frozen=True, slots=True)
+class TargetConfig:
+    """All sizes in octets, all times in seconds. Raises `ApiMisuse` naming the field that cannot work.
+
+    `quota` is what an initiator gets that asks for no particular one; one that asks may get up to `max_quota`.
+    Zero means a share derived from the pool: see `default_quota`, `quota_cap` and `handle_count`.
+    """
+
+    block_size_bytes: int = limits.DEFAULT_BLOCK_SIZE_BYTES
+    pool_blocks: int = limits.DEFAULT_POOL_BLOCKS
+    quota: int = 0
+    max_quota: int = 0
+    table_handles: int = 0
+    request_credits: int = limits.DEFAULT_REQUEST_CREDITS
+    max_message_bytes: int = limits.DEFAULT_TARGET_MAX_MESSAGE_BYTES
+    read_depth: int = limits.DEFAULT_READ_DEPTH
+    max_sessions: int = limits.DEFAULT_MAX_SESSIONS
+    namespace: bytes = b""
+    name: str = ""
+    linger_s: float = limits.LINGER_S
+    """How long an identity's range, quota and blocks outlive its stream; `math.inf` keeps them (profile 3)."""
+    drain_s: float = limits.DRAIN_S
+    hello_timeout_s: float = limits.HELLO_TIMEOUT_S
+    clear_on_free: bool = False
+    """Clear every block before it returns to the ring, not only those that change trust domain."""
+    pool_base: int = limits.DEFAULT_POOL_BASE
+    first_ticket: int = 0
+    """Where the ring's tickets start; anything but zero only to test their wrap."""
+
+    def __post_init__(self) -> None:
+        size = self.block_size_bytes
+        if not limits.BLOCK_SIZE_MIN_BYTES <= size <= limits.BLOCK_SIZE_MAX_BYTES or size % 64:
+            raise ApiMisuse(f"block size of {size} octets: must be 512 to 1073741824, a multiple of 64")
+        self._within("pool blocks", self.pool_blocks, 1, 1 << limits.RING_ORDER_MAX)
+        self._within("quota", self.quota, 0, self.pool_blocks)
+        self._within("max quota", self.max_quota, 0, self.pool_blocks)
+        self._within("table handles", self.table_handles, 0, limits.TABLE_HANDLES_MAX)
+        self._within("request credits", self.request_credits, 1, limits.CREDITS_MAX)
+        self._within("max message", self.max_message_bytes, limits.MIN_MAX_MESSAGE_BYTES, limits.MAX_MESSAGE_MAX_BYTES)
+        self._within("read depth", self.read_depth, 0, limits.IRD_ORD_MAX)
+        self._within("max sessions", self.max_sessions, 1, limits.TABLE_HANDLES_MAX)
+        if len(self.namespace) > limits.NAMESPACE_MAX_BYTES:
+            raise ApiMisuse(f"namespace of {len(self.namespace)} octets: at most {limits.NAMESPACE_MAX_BYTES}")
+        if len(self.name.encode()) > limits.NAME_MAX_BYTES:
+            raise ApiMisuse(f"name of {len(self.name.encode())} octets: at most {limits.NAME_MAX_BYTES}")
+        for label, seconds in (("linger", self.linger_s), ("drain", self.drain_s), ("HELLO", self.hello_timeout_s)):
+            if not seconds >= 0:
+                raise ApiMisuse(f"{label} time of {seconds} s: must not be negative")
+
+    @staticmethod
+    def _within(label: str, value: int, low: int, high: int) -> None:
+        if not low <= value <= high:
+            raise ApiMisuse(f"{label} of {value}: must be {low} to {high}")
+
+    @property
+    def pool_bytes(self) -> int:
+        return self.block_size_bytes * self.pool_blocks
+
+    @property
+    def default_quota(self) -> int:
+        """Blocks for an initiator that asks for none in particular: a sixteenth of the pool, so that many fit."""
+        return self.quota or max(1, self.pool_blocks // 16)
+
+    @property
+    def quota_cap(self) -> int:
+        return self.max_quota or self.pool_blocks
+
+    @property
+    def handle_count(self) -> int:
+        """Entries in the block table (Table Handles); 16 octets each."""
+        if self.table_handles:
+            return self.table_handles
+        return max(limits.DEFAULT_TABLE_HANDLES, limits.DEFAULT_TABLE_HANDLES_PER_BLOCK * self.pool_blocks)
+
+    @property
+    def ring_order(self) -> int:
+        """n of the ring: N = 2^n is at least the number of blocks and at least 2 (draft 3.3, profile 5)."""
+        return max(limits.RING_ORDER_MIN, (self.pool_blocks - 1).bit_length())
+
+    def default_handles(self, granted_quota: int) -> int:
+        """Handles for an initiator that asks for none in particular: two a block, so that a spare one is at hand."""
+        return max(1, 2 * granted_quota)

@@ -1,0 +1,137 @@
+"""Who owns which handles, quota and bound blocks, and for how long (profile 3 "Identity", 8.4).
+
+An identity is the pair (trust domain, Initiator ID). It outlives its stream by the linger time; an
+anonymous initiator is an identity of its own that ends with its stream.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from kbtp.blocks import BlockStore, HandleRange, HandleRanges
+from kbtp.limits import INITIATOR_ID_BYTES
+from kbtp.target.config import TargetConfig
+from kbtp.types import Status
+from kbtp.wire import Hello
+
+DEFAULT_DOMAIN = "default"
+"""The trust domain of every session that authenticated with no key (profile 3)."""
+
+ANONYMOUS = bytes(INITIATOR_ID_BYTES)
+
+
+@dataclass(slots=True, eq=False)
+class Identity:
+    """One owner of a handle range and a quota. Compared and hashed by being itself."""
+
+    domain: str
+    initiator_id: bytes
+    handles: HandleRange = field(init=False)
+    quota: int = field(init=False)
+    live: bool = True
+    expires_at_s: float | None = None
+    leaving: bool = False
+    """Its blocks are being freed; range and quota return when the last of them has been."""
+
+    @property
+    def anonymous(self) -> bool:
+        return self.initiator_id == ANONYMOUS
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What a HELLO got: its identity, and whether that existed before (RESUMED)."""
+
+    identity: Identity
+    resumed: bool
+
+
+class Identities:
+    """All identities of one incarnation, live, lingering and leaving."""
+
+    def __init__(self, config: TargetConfig, store: BlockStore, table_base_handle: int) -> None:
+        self._config = config
+        self._store = store
+        self._ranges = HandleRanges(table_base_handle, config.handle_count)
+        self._by_key: dict[tuple[str, bytes], Identity] = {}
+        self._lingering: set[Identity] = set()
+        self._by_first_handle: dict[int, Identity] = {}
+
+    def __iter__(self) -> Iterator[Identity]:
+        return iter(list(self._by_first_handle.values()))
+
+    def owner_of(self, handle: int) -> Identity | None:
+        """Whose range `handle` is in; None if no initiator was assigned it."""
+        handles = self._ranges.range_of(handle)
+        return self._by_first_handle[handles.first] if handles is not None else None
+
+    def admit(self, domain: str, hello: Hello) -> Admission | Status:
+        """Resume or create the identity of a HELLO that passed every other check (profile 8.1, 8.4)."""
+        known = self._by_key.get((domain, hello.initiator_id))
+        if known is not None:
+            if known.live:  # profile 3: without keys a live session is not replaced
+                return Status.ACCESS_DENIED
+            known.live, known.expires_at_s = True, None
+            self._lingering.discard(known)
+            return Admission(known, resumed=True)
+        return self._create(domain, hello)
+
+    def _create(self, domain: str, hello: Hello) -> Admission | Status:
+        config, store = self._config, self._store
+        identity = Identity(domain, hello.initiator_id)
+        wanted = min(hello.requested_quota or config.default_quota, config.quota_cap)
+        identity.quota = store.quotas.grant(identity, wanted)
+        if hello.requested_quota and not identity.quota:
+            store.quotas.release(identity)
+            return Status.NO_SPACE
+        handles = self._ranges.assign(hello.requested_handles or config.default_handles(identity.quota))
+        if handles is None:
+            store.quotas.release(identity)
+            return Status.NO_SPACE
+        identity.handles = handles
+        self._by_first_handle[handles.first] = identity
+        if not identity.anonymous:
+            self._by_key[domain, hello.initiator_id] = identity
+        return Admission(identity, resumed=False)
+
+    def depart(self, identity: Identity, now_s: float) -> None:
+        """The stream of `identity` has ended and all its requests are resolved (profile 3 "End of a stream")."""
+        identity.live = False
+        if identity.anonymous or self._config.linger_s == 0:
+            self._leave(identity)
+        else:
+            identity.expires_at_s = now_s + self._config.linger_s
+            self._lingering.add(identity)
+
+    def expire(self, now_s: float) -> None:
+        """Free what belonged to identities whose linger time is over."""
+        for identity in [one for one in self._lingering if _expiry_s(one) <= now_s]:
+            self._lingering.discard(identity)
+            self._leave(identity)
+
+    def next_deadline_s(self) -> float:
+        return min(map(_expiry_s, self._lingering), default=math.inf)
+
+    def _leave(self, identity: Identity) -> None:
+        identity.leaving = True
+        self._by_key.pop((identity.domain, identity.initiator_id), None)
+        for handle in list(self._store.bound_handles(identity.handles)):
+            self._store.begin_free(handle, identity, lambda _entry: self.freed(identity))
+        self.freed(identity)
+
+    def freed(self, identity: Identity) -> None:
+        """To be called after each block of `identity` that was freed: the last one of a leaving identity ends it."""
+        if not identity.leaving or self._store.quotas.usage(identity):
+            return
+        identity.leaving = False
+        self._store.quotas.release(identity)
+        self._ranges.release(identity.handles)
+        del self._by_first_handle[identity.handles.first]
+
+
+def _expiry_s(identity: Identity) -> float:
+    return math.inf if identity.expires_at_s is None else identity.expires_at_s
+
+

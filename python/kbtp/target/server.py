@@ -1,0 +1,301 @@
+"""Drives a target: moves events from the RNIC into the sessions and their actions back out. Decides nothing.
+
+One thread polls one channel; every session of the target lives in it.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import secrets
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from kbtp import limits
+from kbtp.address import Address
+from kbtp.blocks import BlockStore
+from kbtp.errors import ConnectionLost, WireFormatError
+from kbtp.target.actions import Abort, Action, Disconnect, Terminate
+from kbtp.target.config import TargetConfig
+from kbtp.target.session import Session
+from kbtp.target.target import Target
+from kbtp.verbs.api import (
+    Access,
+    Channel,
+    ConnectRequest,
+    Established,
+    Event,
+    Listener,
+    MemoryRegion,
+    ProtectionDomain,
+    Recv,
+    Rejected,
+    Rnic,
+    Sge,
+    Stream,
+    StreamEnded,
+    WcOpcode,
+    WorkCompletion,
+    WorkRequest,
+)
+from kbtp.wire import ConnectionData
+
+log = logging.getLogger("kbtp.target")
+
+_BUSY_TICK_S = 0.05
+"""How late a deadline may be noticed while events keep coming: looking at them costs time for every session."""
+
+
+class _StreamMemory:
+    """SessionMemory of one stream: the shared pool, and memory that goes with the stream."""
+
+    def __init__(self, rnic: Rnic, pd: ProtectionDomain, pool: MemoryRegion) -> None:
+        self._rnic = rnic
+        self._pd = pd
+        self._pool = pool
+        self._own = [rnic.register(bytearray(limits.HELLO_MAX_BYTES), Access.NONE, pd=pd)]
+
+    @property
+    def pool(self) -> MemoryRegion:
+        return self._pool
+
+    @property
+    def hello(self) -> MemoryRegion:
+        return self._own[0]
+
+    def allocate(self, length_bytes: int) -> MemoryRegion:
+        """Not cleared first: what is read from it is what the peer's message or response has placed."""
+        self._own = [region for region in self._own if region.valid]
+        region = self._rnic.register(np.empty(length_bytes, np.uint8), Access.NONE, pd=self._pd)
+        self._own.append(region)
+        return region
+
+    def release(self) -> None:
+        for region in self._own:
+            region.revoke()
+
+
+class Server:
+    """A running target. `run` serves in the calling thread, `start` in one of its own."""
+
+    def __init__(self, config: TargetConfig, rnic: Rnic, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Allocates the pool. Raises `MemoryError` or `OSError` if the system will not give so much."""
+        self.config = config
+        self._rnic = rnic
+        self._clock = clock
+        self._pd = rnic.allocate_pd()
+        self._pool_memory = mmap.mmap(-1, config.pool_bytes)
+        self._pool = rnic.register(self._pool_memory, Access.NONE, pd=self._pd, base_to=config.pool_base)
+        self.target = Target(
+            config,
+            BlockStore.create(
+                self._pool.view,
+                block_size_bytes=config.block_size_bytes,
+                block_count=config.pool_blocks,
+                pool_base=config.pool_base,
+                table_base_handle=(base := secrets.randbits(47) << 16),
+                table_handles=config.handle_count,
+                ring_order=config.ring_order,
+                first_ticket=config.first_ticket,
+                clear_on_free=config.clear_on_free,
+            ),
+            incarnation=secrets.randbits(64),
+            table_base_handle=base,
+        )
+        self._channel: Channel = rnic.open_channel()
+        self._listeners: list[Listener] = []
+        self._sessions: dict[Stream, Session] = {}
+        self._streams: dict[Session, Stream] = {}
+        self._memories: dict[Stream, _StreamMemory] = {}
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._next_tick_s = 0.0
+
+    # --- life ----------------------------------------------------------------------------------
+
+    def listen(self, host: str = "127.0.0.1", port: int = limits.DEFAULT_PORT) -> Address:
+        """Start to listen; port 0 takes a free one. Raises OSError, such as for an address in use."""
+        listener = self._channel.listen(host, port)
+        self._listeners.append(listener)
+        return Address(*listener.address)
+
+    def start(self) -> None:
+        """Serve in a background thread until `stop`."""
+        self._thread = threading.Thread(target=self.run, name="kbtp-target", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Drain and end (thread-safe, idempotent): no new sessions, what is outstanding finishes within `drain_s`."""
+        self._stop.set()
+        self._channel.wake()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+            self._thread = None
+
+    @property
+    def stopping(self) -> bool:
+        return self._stop.is_set()
+
+    def request_stop(self) -> None:
+        """As `stop`, without waiting: for signal handlers and other threads."""
+        self._stop.set()
+        self._channel.wake()
+
+    def run(self) -> None:
+        """Serve until `stop` or `request_stop`, then drain, close everything and return."""
+        try:
+            while not self._stop.is_set():
+                self._step()
+            self._drain()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close at once. `run` has returned, or was never called."""
+        self._channel.close()
+        for stream in list(self._sessions):
+            self._forget(stream)
+        self._pool.revoke()
+
+    def _drain(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        for session in list(self._sessions.values()):
+            session.drain()
+        deadline_s = self._clock() + self.config.drain_s
+        self._perform()
+        while self._sessions and self._clock() < deadline_s:
+            self._step(deadline_s)
+        if self._sessions:
+            log.warning("%d sessions did not drain within %g s", len(self._sessions), self.config.drain_s)
+
+    # --- events in -----------------------------------------------------------------------------
+
+    def _step(self, until_s: float = float("inf")) -> None:
+        events = self._channel.poll(0)
+        now_s = self._clock()
+        if not events:
+            timeout_s = max(0.0, min(self.target.next_deadline_s(), until_s, now_s + limits.MAX_WAIT_S) - now_s)
+            events = self._channel.poll(timeout_s)
+            now_s = self._clock()
+            self._next_tick_s = 0.0
+        self.target.now_s = now_s
+        for event in events:
+            self._dispatch(event, now_s)
+        if now_s >= self._next_tick_s:
+            self.target.tick(now_s)
+            self._next_tick_s = now_s + _BUSY_TICK_S
+        self._perform()
+
+    def _dispatch(self, event: Event, now_s: float) -> None:
+        if isinstance(event, StreamEnded):
+            self._stream_ended(event, now_s)
+        elif isinstance(event, WorkCompletion):
+            try:
+                self._work_completed(event, now_s)
+            except Exception:  # a fault of ours in one session must not end the others
+                log.exception("%s: internal error, the session is ended", event.stream.remote_address)
+                event.stream.abort()
+        elif not isinstance(event, Established | Rejected):
+            self._connect_requested(event, now_s)
+
+    def _connect_requested(self, request: ConnectRequest, now_s: float) -> None:
+        own_data = ConnectionData(nonce=secrets.token_bytes(limits.CONNECTION_NONCE_BYTES)).pack()
+        try:
+            ConnectionData.parse(request.private_data)
+        except WireFormatError as error:  # profile 3 "Connection data"
+            log.warning("%s: refused, not a KBTP initiator (%s)", request.remote_address, error)
+            request.reject(own_data)
+            return
+        if self._stop.is_set() or len(self._sessions) >= self.config.max_sessions:
+            log.warning("%s: refused, %d sessions are open", request.remote_address, len(self._sessions))
+            request.reject(own_data)
+            return
+        memory = _StreamMemory(self._rnic, self._pd, self._pool)
+        stream = request.accept(
+            pd=self._pd,
+            private_data=own_data,
+            ird=self.config.read_depth,
+            ord_=self.config.read_depth,
+            receives=[Recv(0, Sge(memory.hello, 0, limits.HELLO_MAX_BYTES))],
+        )
+        self._memories[stream] = memory
+        self._sessions[stream] = session = self.target.open_session(
+            memory, read_depth=stream.ord_, peer=request.remote_address, now_s=now_s
+        )
+        self._streams[session] = stream
+
+    def _work_completed(self, completion: WorkCompletion, now_s: float) -> None:
+        session = self._sessions.get(completion.stream)
+        if session is None:
+            return
+        if completion.opcode is WcOpcode.RECV:
+            session.received(completion, now_s)
+        elif completion.opcode in (WcOpcode.RDMA_WRITE, WcOpcode.RDMA_READ):
+            session.completed(completion, now_s)
+
+    def _stream_ended(self, event: StreamEnded, now_s: float) -> None:
+        session = self._forget(event.stream)
+        if session is None:
+            return
+        self.target.end_session(session, now_s)
+        who = f"{session.peer} {session.name}".rstrip()
+        if event.reason is not None:
+            log.warning("%s: session ended: %s", who, event.reason)
+        else:
+            log.info("%s: session ended", who)
+
+    def _forget(self, stream: Stream) -> Session | None:
+        memory = self._memories.pop(stream, None)
+        if memory is not None:
+            memory.release()
+        session = self._sessions.pop(stream, None)
+        if session is not None:
+            del self._streams[session]
+        return session
+
+    # --- actions out ---------------------------------------------------------------------------
+
+    def _perform(self) -> None:
+        """Do what the sessions decided. What one session does can give another something to do."""
+        while self.target.has_actions:
+            session = self.target.has_actions.pop()
+            actions, session.actions = session.actions, []
+            stream = self._streams.get(session)
+            if stream is not None:
+                self._act(stream, actions)
+
+    def _act(self, stream: Stream, actions: list[Action]) -> None:
+        """One batch of receive buffers, one of work requests, then the end of the stream if it was decided.
+
+        Posting a buffer earlier than its place in the list is harmless; later would break the credit rule.
+        """
+        requests: list[WorkRequest] = []
+        receives: list[Recv] = []
+        end: Terminate | Disconnect | Abort | None = None
+        for action in actions:
+            if isinstance(action, Terminate | Disconnect | Abort):
+                end = action
+                break
+            if isinstance(action, Recv):
+                receives.append(action)
+            else:
+                requests.append(action)
+        try:
+            if receives:
+                stream.post_recv(receives)
+            if requests:
+                stream.post(requests)
+        except ConnectionLost:
+            return  # its StreamEnded is on the way and resolves everything
+        if isinstance(end, Terminate):
+            log.warning("%s: %s [%s]", stream.remote_address, end.why, end.cause)
+            stream.terminate(end.cause)
+        elif isinstance(end, Abort):
+            log.warning("%s: %s", stream.remote_address, end.why)
+            stream.abort()
+        elif end is not None:
+            stream.disconnect()

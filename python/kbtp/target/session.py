@@ -1,0 +1,367 @@
+"""One initiator's session at the target: what happens from its first message to the end of its stream.
+
+No I/O and no clock here: messages, work completions and the time come in, `Action`s go out.
+
+| state | what may come | what it leads to |
+|---|---|---|
+| before HELLO | HELLO | HELLO_ACK; SUCCESS opens the session, anything else ends the stream (profile 8.1) |
+| | any other request | one COMPLETION (NO_SESSION); the next one ends the stream (profile 8.2) |
+| open | a request | checks, then its turn on its handle, its sequence, one COMPLETION |
+| | a second HELLO | HELLO_ACK (NO_SESSION), then the stream ends |
+| ended | | every request is resolved as wholly done or not done (profile 3) |
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import deque
+from typing import TYPE_CHECKING
+
+from kbtp import limits
+from kbtp.blocks import Entry
+from kbtp.errors import WireFormatError
+from kbtp.target.actions import Abort, Action, Disconnect, SessionMemory, Terminate
+from kbtp.target.checks import TargetRequest, granted
+from kbtp.target.identity import DEFAULT_DOMAIN, Admission, Identity
+from kbtp.target.sequences import Sequences, Task
+from kbtp.types import Feature, HelloAckFlag, Opcode, RequestFlag, Status, TerminateCause
+from kbtp.verbs.api import MemoryRegion, RdmaRead, RdmaWrite, Recv, Send, Sge, WcOpcode, WcStatus, WorkCompletion
+from kbtp.wire import AllocStore, CommonHeader, Completion, DataDescriptor, Free, Hello, HelloAck, Load, Store, parse_request
+
+if TYPE_CHECKING:
+    from kbtp.target.target import Target
+
+_GRANTABLE = Feature.INVALIDATE
+"""Direct modes are not offered; RECORD_COMPLETION must not be on an RDMAP binding (draft 6.5)."""
+
+_HELLO_SLOT = 0
+
+
+class Session:
+    """Decides everything about one stream. `actions` is what the server has to do next, in order."""
+
+    def __init__(self, target: Target, memory: SessionMemory, *, read_depth: int, peer: str, now_s: float) -> None:
+        """`read_depth`: RDMA Reads this side may have outstanding, min(own ORD, the peer's IRD) (profile 3)."""
+        self._target = target
+        self._memory = memory
+        self._read_depth = read_depth
+        self.peer = peer
+        self.name = ""
+        self.actions: list[Action] = []
+        self.identity: Identity | None = None
+        self.ended = False
+        self._ending = False
+        self._draining = False
+        self._features = Feature.NONE
+        self._receives: MemoryRegion | None = None
+        self._sequences: Sequences | None = None
+        self._refused_before_hello = False
+        self._hello_deadline_s = now_s + target.config.hello_timeout_s
+        self._next_wr_id = 1
+        self._posted: dict[int, Task] = {}
+        self._by_handle: dict[int, list[Task]] = {}
+        self._ready_handles: deque[int] = deque()
+        self._advancing = False
+        self._reads_posted = 0
+        self._waiting_reads: deque[tuple[Task, Sge]] = deque()
+        self._read_deadline_s = math.inf
+
+    @property
+    def outstanding(self) -> int:
+        """Requests that are not resolved yet."""
+        return sum(map(len, self._by_handle.values()))
+
+    # --- what comes in -------------------------------------------------------------------------
+
+    def received(self, completion: WorkCompletion, now_s: float) -> None:
+        """A Send of the peer is in the receive buffer `completion.wr_id`."""
+        if self._ending or self.ended:
+            return
+        slot = completion.wr_id
+        region, size = self._receive_buffer()
+        message = region.view[slot * size : slot * size + completion.length]
+        if len(message) < limits.COMMON_HEADER_BYTES:  # profile 1, 8.5
+            self._terminate(TerminateCause.RDMAP_UNSPECIFIED, f"message of {len(message)} octets has no common header")
+            return
+        header = CommonHeader.parse(message)
+        if header.opcode == Opcode.HELLO:
+            self._receive_hello(header, message, now_s)
+        else:
+            self._receive_request(header, message, slot)
+
+    def completed(self, completion: WorkCompletion, now_s: float) -> None:
+        """An RDMA Write or Read of this session is done, or was flushed by the end of the stream."""
+        task = self._posted.pop(completion.wr_id, None)
+        if task is None or self._sequences is None:
+            return
+        if completion.opcode is WcOpcode.RDMA_READ:
+            self._reads_posted -= 1
+            self._read_deadline_s = now_s + self._target.config.drain_s if self._reads_posted else math.inf
+        if completion.status is WcStatus.FLUSHED:
+            self._ending = True  # `end` follows and resolves everything; until then nothing more may start
+        elif completion.opcode is WcOpcode.RDMA_READ:
+            self._sequences.fetched(task)
+            self._post_reads()
+        else:
+            self._sequences.written(task)
+        self._advance()
+
+    def end(self) -> None:
+        """The stream has ended: nothing of the peer's can be placed any more (profile 3 "End of a stream")."""
+        self.ended = True
+        for tasks in self._by_handle.values():
+            for task in tasks:
+                if self._sequences is not None:
+                    self._sequences.abandon(task)
+        self._by_handle.clear()
+        self._posted.clear()
+        self._waiting_reads.clear()
+        self.actions.clear()
+
+    def tick(self, now_s: float) -> None:
+        """End the stream if the peer let a deadline pass."""
+        if self._ending or self.ended:
+            return
+        if self.identity is None and self._hello_deadline_s <= now_s:  # profile 3, 8.2
+            self.abort(f"no HELLO within {self._target.config.hello_timeout_s:g} s")
+        elif self._read_deadline_s <= now_s:  # profile 8.8
+            self.abort(f"an RDMA Read was not answered within {self._target.config.drain_s:g} s")
+
+    def next_deadline_s(self) -> float:
+        if self._ending or self.ended:
+            return math.inf
+        return self._hello_deadline_s if self.identity is None else self._read_deadline_s
+
+    def drain(self) -> None:
+        """The target is going: finish what is outstanding, then end the stream in order."""
+        self._draining = True
+        self._disconnect_if_drained()
+
+    def abort(self, why: str) -> None:
+        """End the stream at once; `end` follows."""
+        if not self._ending and not self.ended:
+            self._ending = True
+            self._act(Abort(why))
+
+    # --- HELLO ---------------------------------------------------------------------------------
+
+    def _receive_hello(self, header: CommonHeader, message: memoryview, now_s: float) -> None:
+        """Checks in the order of profile 8.1."""
+        try:
+            hello = parse_request(message)
+        except WireFormatError as error:
+            self._refuse_hello(header, error.status)
+            return
+        assert isinstance(hello, Hello)
+        if self.identity is not None:
+            self._refuse_hello(header, Status.NO_SESSION)
+            return
+        try:
+            hello.check_options()
+        except WireFormatError as error:
+            self._refuse_hello(header, error.status)
+            return
+        admission = self._admit(hello)
+        if isinstance(admission, Status):
+            self._refuse_hello(header, admission)
+        else:
+            self._open(hello, admission)
+
+    def _admit(self, hello: Hello) -> Admission | Status:
+        if hello.auth is not None:  # profile 4: a target without keys
+            return Status.ACCESS_DENIED
+        namespace = self._target.config.namespace
+        if namespace and hello.namespace != namespace:  # profile 2 NAMESPACE
+            return Status.ACCESS_DENIED
+        return self._target.identities.admit(DEFAULT_DOMAIN, hello)
+
+    def _open(self, hello: Hello, admission: Admission) -> None:
+        config, target = self._target.config, self._target
+        self.identity = identity = admission.identity
+        self.name = hello.name or ""
+        self._features = Feature(hello.requested_features) & _GRANTABLE
+        self._sequences = Sequences(target.store, target.identities, identity, self._memory, self, reader=self)
+        credits = min(hello.completion_credits, config.request_credits)
+        self._receives = self._memory.allocate(credits * config.max_message_bytes)
+        for slot in range(credits):  # profile 3 "Credits": the buffers are there before HELLO_ACK releases them
+            self._repost(slot)
+        ack = HelloAck(
+            request_id=hello.request_id,
+            status=Status.SUCCESS,
+            flags=HelloAckFlag.RESUMED if admission.resumed else HelloAckFlag.NONE,
+            granted_features=self._features,
+            block_size=config.block_size_bytes,
+            pool_blocks=config.pool_blocks,
+            allocation_quota=identity.quota,
+            request_credits=credits,
+            max_message=config.max_message_bytes,
+            counter_byte_order=int(sys.byteorder == "big"),
+            incarnation=target.incarnation,
+            first_handle=identity.handles.first,
+            handle_count=identity.handles.count,
+            table_base_handle=target.table_base_handle,
+            table_handles=config.handle_count,
+            bound_blocks=target.store.bound_count(identity.handles),
+            pool_base=config.pool_base,
+            name=config.name or None,
+            namespace=config.namespace or None,
+        )
+        self._act(Send(wr_id=0, inline=ack.pack()))
+
+    def _refuse_hello(self, header: CommonHeader, status: Status) -> None:
+        """Every failing HELLO_ACK ends the stream (profile 8.1)."""
+        self._act(Send(wr_id=0, inline=HelloAck(request_id=header.request_id, status=status).pack()))
+        self._disconnect()
+
+    # --- requests ------------------------------------------------------------------------------
+
+    def _receive_request(self, header: CommonHeader, message: memoryview, slot: int) -> None:
+        """The checks that do not depend on the handle's entry, in the order of profile 1."""
+        if self.identity is None and self._refused_before_hello:  # profile 8.2
+            self._terminate(TerminateCause.RDMAP_UNSPECIFIED, "a second request before HELLO")
+            return
+        try:
+            if not granted(header, self._features, self._read_depth):
+                raise WireFormatError("flags", "not granted in this session", Status.UNSUPPORTED)
+            request = parse_request(message)
+        except WireFormatError as error:
+            self._refused_before_hello = True
+            self._complete_header(header, error.status, slot)
+            return
+        assert isinstance(request, Load | Store | AllocStore | Free)
+        if self.identity is None:
+            self._refused_before_hello = True
+            self._complete_header(header, Status.NO_SESSION, slot, _invalidates(request))
+            return
+        task = Task(request, slot)
+        self._by_handle.setdefault(request.handle, []).append(task)
+        self._ready_handles.append(request.handle)
+        self._advance()
+
+    def _advance(self) -> None:
+        """Start every request whose turn on its handle has come. Not re-entered by what it starts."""
+        if self._advancing or self._sequences is None:
+            return
+        self._advancing = True
+        while self._ready_handles and not self._ending:
+            handle = self._ready_handles.popleft()
+            while (task := self._next_startable(handle)) is not None:
+                self._sequences.start(task)
+        self._advancing = False
+
+    def _next_startable(self, handle: int) -> Task | None:
+        """Profile 3 "Same handle, same session": a mutating request waits for every earlier one on its handle,
+        a LOAD for every earlier mutating one."""
+        for position, task in enumerate(self._by_handle.get(handle, ())):
+            if not task.started:
+                return task if position == 0 or not task.mutates else None
+            if task.mutates:
+                return None
+        return None
+
+    # --- what a sequence asks for (SequencePort) -----------------------------------------------
+
+    def write(self, task: Task, sge: Sge) -> None:
+        data = _data_descriptor(task.request)
+        self._act(RdmaWrite(self._track(task), (sge,), data.stag, data.to))
+
+    def read(self, task: Task, sink: Sge) -> None:
+        self._waiting_reads.append((task, sink))
+        self._post_reads()
+
+    def _post_reads(self) -> None:
+        """Profile 3 "RDMA Reads": those beyond the depth wait here, where no completion waits behind them."""
+        while self._waiting_reads and self._reads_posted < self._read_depth:
+            task, sink = self._waiting_reads.popleft()
+            data = _data_descriptor(task.request)
+            self._act(RdmaRead(self._track(task), sink, data.stag, data.to))
+            if not self._reads_posted:
+                self._read_deadline_s = self._target.now_s + self._target.config.drain_s
+            self._reads_posted += 1
+
+    def complete(self, task: Task, status: Status, entry: Entry | None, *, data: bool = False) -> None:
+        request = task.request
+        size_only = data and status is not Status.SUCCESS  # profile 2: LENGTH_ERROR of a LOAD
+        message = Completion(
+            request_id=request.request_id,
+            handle=request.handle,
+            generation=entry.generation if entry is not None else 0,
+            status=status,
+            data_length=entry.data_length if data and entry is not None else 0,
+            block_offset=entry.block_offset if data and entry is not None and not size_only else 0,
+        )
+        self._send_completion(message, task.slot, _invalidates(request))
+
+    def resolve(self, task: Task) -> None:
+        tasks = self._by_handle.get(task.request.handle)
+        if tasks is None or task not in tasks:
+            return
+        tasks.remove(task)
+        if tasks:
+            self._ready_handles.append(task.request.handle)
+        else:
+            del self._by_handle[task.request.handle]
+        self._disconnect_if_drained()
+        self._advance()
+
+    def watch_free(self, block_offset: int) -> None:
+        self._target.watch_free(block_offset)
+
+    # --- what goes out -------------------------------------------------------------------------
+
+    def _complete_header(
+        self, header: CommonHeader, status: Status, slot: int, invalidate_stag: int | None = None
+    ) -> None:
+        """A completion that says nothing of any entry (profile 2)."""
+        message = Completion(request_id=header.request_id, handle=header.handle, generation=0, status=status)
+        self._send_completion(message, slot, invalidate_stag)
+
+    def _send_completion(self, message: Completion, slot: int, invalidate_stag: int | None) -> None:
+        if self._ending or self.ended:
+            return
+        self._repost(slot)  # profile 3 "Credits": before the Send that releases the credit
+        self._act(Send(wr_id=0, inline=message.pack(), invalidate_stag=invalidate_stag))
+
+    def _receive_buffer(self) -> tuple[MemoryRegion, int]:
+        if self._receives is None:
+            return self._memory.hello, limits.HELLO_MAX_BYTES
+        return self._receives, self._target.config.max_message_bytes
+
+    def _repost(self, slot: int) -> None:
+        region, size = self._receive_buffer()
+        self._act(Recv(wr_id=slot, sge=Sge(region, slot * size, size)))
+
+    def _track(self, task: Task) -> int:
+        wr_id = self._next_wr_id
+        self._next_wr_id += 1
+        self._posted[wr_id] = task
+        return wr_id
+
+    def _terminate(self, cause: TerminateCause, why: str) -> None:
+        self._ending = True
+        self._act(Terminate(cause, why))
+
+    def _disconnect(self) -> None:
+        self._ending = True
+        self._act(Disconnect())
+
+    def _disconnect_if_drained(self) -> None:
+        if self._draining and not self._by_handle and not self._ending and not self.ended:
+            self._disconnect()
+
+    def _act(self, action: Action) -> None:
+        self.actions.append(action)
+        self._target.has_actions.add(self)
+
+
+def _data_descriptor(request: TargetRequest) -> DataDescriptor:
+    assert not isinstance(request, Free)  # a FREE moves no data
+    return request.data
+
+
+def _invalidates(request: TargetRequest) -> int | None:
+    """Which STag the completion of a well-formed request invalidates (draft 5.1 INVALIDATE, profile 2)."""
+    if isinstance(request, Free) or not request.flags & RequestFlag.INVALIDATE:
+        return None
+    return request.data.stag
