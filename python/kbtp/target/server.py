@@ -96,7 +96,7 @@ class Server:
                 block_size_bytes=config.block_size_bytes,
                 block_count=config.pool_blocks,
                 pool_base=config.pool_base,
-                table_base_handle=(base := secrets.randbits(47) << 16),
+                table_base_handle=(base := secrets.randbits(36) << 16),
                 table_handles=config.handle_count,
                 ring_order=config.ring_order,
                 first_ticket=config.first_ticket,
@@ -110,6 +110,8 @@ class Server:
         self._sessions: dict[Stream, Session] = {}
         self._streams: dict[Session, Stream] = {}
         self._memories: dict[Stream, _StreamMemory] = {}
+        self._reasons: dict[Stream, str] = {}
+        """Why this side ended a stream, for the one line that is logged when it has."""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._next_tick_s = 0.0
@@ -161,16 +163,23 @@ class Server:
         self._pool.revoke()
 
     def _drain(self) -> None:
+        """Let what is outstanding finish; then give the peers a moment to close too, idle ones may never notice."""
         for listener in self._listeners:
             listener.close()
         for session in list(self._sessions.values()):
             session.drain()
-        deadline_s = self._clock() + self.config.drain_s
         self._perform()
+        deadline_s = self._clock() + self.config.drain_s
+        while self._sessions and self._clock() < deadline_s and self._outstanding():
+            self._step(deadline_s)
+        if self._outstanding():
+            log.warning("%d requests did not finish within %g s", self._outstanding(), self.config.drain_s)
+        deadline_s = self._clock() + limits.GOODBYE_S
         while self._sessions and self._clock() < deadline_s:
             self._step(deadline_s)
-        if self._sessions:
-            log.warning("%d sessions did not drain within %g s", len(self._sessions), self.config.drain_s)
+
+    def _outstanding(self) -> int:
+        return sum(session.outstanding for session in self._sessions.values())
 
     # --- events in -----------------------------------------------------------------------------
 
@@ -243,8 +252,9 @@ class Server:
             return
         self.target.end_session(session, now_s)
         who = f"{session.peer} {session.name}".rstrip()
-        if event.reason is not None:
-            log.warning("%s: session ended: %s", who, event.reason)
+        reason = self._reasons.pop(event.stream, None) or event.reason
+        if reason is not None:
+            log.warning("%s: session ended: %s", who, reason)
         else:
             log.info("%s: session ended", who)
 
@@ -292,10 +302,10 @@ class Server:
         except ConnectionLost:
             return  # its StreamEnded is on the way and resolves everything
         if isinstance(end, Terminate):
-            log.warning("%s: %s [%s]", stream.remote_address, end.why, end.cause)
+            self._reasons[stream] = f"{end.why} [{end.cause}]"
             stream.terminate(end.cause)
         elif isinstance(end, Abort):
-            log.warning("%s: %s", stream.remote_address, end.why)
+            self._reasons[stream] = end.why
             stream.abort()
         elif end is not None:
             stream.disconnect()

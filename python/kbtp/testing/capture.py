@@ -19,8 +19,8 @@ import dpkt
 
 from kbtp.testing.packets import Endpoint
 
-SEGMENT_BYTES = 1448
-"""Octets of the recorded TCP segments. FPDUs may lie in them as they fall: TCP is a stream."""
+SEGMENT_BYTES = 16_384
+"""Most octets of a recorded TCP segment, as over loopback. FPDUs may lie in them as they fall: TCP is a stream."""
 SNAPLEN_BYTES = 262_144
 _SEQUENCE_MASK = 0xFFFF_FFFF
 _READ_BYTES = 65_536

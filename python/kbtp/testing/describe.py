@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum, IntFlag
 from typing import TypeAlias, cast
 
@@ -10,11 +10,12 @@ from kbtp.errors import WireFormatError
 from kbtp.types import Opcode
 from kbtp.wire import CommonHeader, Octets, parse_request, parse_response
 
-Value: TypeAlias = "int | float | str | None | list[str] | dict[str, Value]"
+Value: TypeAlias = "int | float | str | list[str] | dict[str, Value] | None"
 
 INITIATOR, TARGET = "initiator", "target"
 """Who sent a record: on a connection, the side that sent the MPA Request and the other one."""
 
+_INLINE_DATA = "inline_data"
 _RESPONSES = (Opcode.HELLO_ACK, Opcode.COMPLETION)
 
 
@@ -31,18 +32,25 @@ class Record:
 
 
 def plain(value: object) -> Value:
-    """A field of a message as JSON has it: flags as names, octet strings as hex, descriptors as objects."""
+    """A value as JSON has it: flags as names, octet strings as hex, dataclasses as objects."""
     if isinstance(value, IntFlag):
         return [flag.name or hex(flag) for flag in type(value) if flag and flag in value]
     if isinstance(value, Enum):
         return value.name
-    if isinstance(value, bytes | memoryview):
-        return bytes(value).hex()
+    if isinstance(value, bytes):
+        return value.hex()
     if isinstance(value, tuple):
         return [hex(item) for item in value]
-    if hasattr(value, "__dataclass_fields__"):
-        return {part.name: plain(getattr(value, part.name)) for part in fields(value)}
-    return cast(Value, value)
+    return named_values(value) if is_dataclass(value) else cast(Value, value)
+
+
+def named_values(value: object) -> dict[str, Value]:
+    """The fields of a dataclass by name. Of inline data only how much there is."""
+    assert is_dataclass(value)
+    values = {part.name: getattr(value, part.name) for part in fields(value)}
+    if _INLINE_DATA in values:
+        values[f"{_INLINE_DATA}_bytes"] = len(values.pop(_INLINE_DATA))
+    return {name: plain(part) for name, part in values.items()}
 
 
 def describe_message(octets: Octets, sender: str | None = None) -> Record:
@@ -59,17 +67,7 @@ def describe_message(octets: Octets, sender: str | None = None) -> Record:
         name = f"opcode {header.opcode}"
     try:
         message = parse_request(octets) if sender == INITIATOR else parse_response(octets)
-        described = plain(message)
-        assert isinstance(described, dict)
-        if "inline_data" in described:
-            described["inline_data_bytes"] = len(getattr(message, "inline_data", b""))
-            del described["inline_data"]
-        return Record(None, sender, "", name, described)
     except WireFormatError as error:
-        return Record(None, sender, "", name, _raw_header(header), f"{error.status.name}: {error}")
-
-
-def _raw_header(header: CommonHeader) -> dict[str, Value]:
-    raw = plain(header)
-    assert isinstance(raw, dict)
-    return raw
+        answer = f"{error.status.name}: " if sender == INITIATOR else ""
+        return Record(None, sender, "", name, named_values(header), f"{answer}{error}")
+    return Record(None, sender, "", name, named_values(message))

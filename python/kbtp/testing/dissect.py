@@ -25,7 +25,8 @@ from kbtp.iwarp.mpa import (
 from kbtp.iwarp.rdmap import (
     FIXED_BYTES,
     INVALIDATING,
-    SENDS,
+    QN_SEND,
+    QUEUE_OF,
     AtomicRequest,
     AtomicResponse,
     RdmapOpcode,
@@ -34,7 +35,7 @@ from kbtp.iwarp.rdmap import (
 )
 from kbtp.iwarp.terminate import parse_terminate
 from kbtp.limits import IRD_ORD_MAX
-from kbtp.testing.describe import INITIATOR, TARGET, Record, Value, describe_message, plain
+from kbtp.testing.describe import INITIATOR, TARGET, Record, Value, describe_message, named_values, plain
 from kbtp.wire import ConnectionData
 
 _CARRIERS = {
@@ -51,6 +52,7 @@ _CARRIERS = {
     RdmapOpcode.ATOMIC_REQUEST: "Atomic Request",
     RdmapOpcode.ATOMIC_RESPONSE: "Atomic Response",
 }
+_SENDS = {opcode for opcode, queue in QUEUE_OF.items() if queue == QN_SEND and opcode not in FIXED_BYTES}
 
 
 @dataclass(slots=True)
@@ -249,13 +251,13 @@ class Conversation:
         if not segment.last:
             return
         direction.tagged = None
-        described = {
+        described: dict[str, Value] = {
             "stag": message.stag,
             "to": message.to,
             "length": message.length,
             "segments": message.segments,
         }
-        record = Record(time_s, direction.sender, _CARRIERS[opcode], "", {**described})
+        record = Record(time_s, direction.sender, _CARRIERS[opcode], "", described)
         if opcode is RdmapOpcode.READ_RESPONSE:
             reads = self._other(direction).reads
             record = _answered(record, time_s, reads.popleft() if reads else None, "RDMA Read Request")
@@ -281,7 +283,7 @@ class Conversation:
         record = Record(time_s, direction.sender, _CARRIERS[opcode])
         may_be_rtr, direction.may_send_rtr = direction.may_send_rtr, False
         try:
-            if opcode in SENDS:
+            if opcode in _SENDS:
                 if opcode in INVALIDATING:
                     record.fields["invalidate_stag"] = ulp_word
                 if may_be_rtr and not octets:
@@ -351,9 +353,7 @@ def _wanted(value: bool) -> str:
 
 
 def _with_fields(record: Record, header: ReadRequest | AtomicRequest | AtomicResponse) -> Record:
-    described = plain(header)
-    assert isinstance(described, dict)
-    return replace(record, fields=described)
+    return replace(record, fields=named_values(header))
 
 
 def _answered(record: Record, time_s: float, asked_s: float | None, request: str) -> Record:

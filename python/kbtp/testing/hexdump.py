@@ -9,6 +9,7 @@ from kbtp.errors import KbtpError
 
 # An offset is told from octets by its colon, or by standing apart the way hexdump -C sets it.
 _OFFSET = re.compile(r"\s*(?:0x)?([0-9a-fA-F]{4,16}):\s*(.*)|([0-9a-fA-F]{7,16})(?:\s\s+(.*))?$")
+MESSAGE_BYTES_MAX = 16 << 20
 _REPEATED = "*"  # hexdump -C prints it for lines like the one before
 
 
@@ -50,10 +51,10 @@ class _Dump:
         self.row = row
 
 
-def parse_hex_dump(text: str, max_message_bytes: int) -> list[DumpedMessage]:
+def parse_hex_dump(text: str) -> list[DumpedMessage]:
     """The messages in `text`, in order. Blank lines and offset 0 begin a new one; lines with `#` in front are skipped.
 
-    Raises `HexDumpError`, also for a message of more than `max_message_bytes`.
+    Raises `HexDumpError`, also for a message of more than `MESSAGE_BYTES_MAX`.
     """
     messages: list[DumpedMessage] = []
     dump: _Dump | None = None
@@ -74,8 +75,8 @@ def parse_hex_dump(text: str, max_message_bytes: int) -> list[DumpedMessage]:
             continue
         if dump is None:
             dump = _Dump(number, bytearray())
-        if offset > max_message_bytes:
-            raise HexDumpError(number, f"the offset is {offset:#x}, no message has over {max_message_bytes} octets")
+        if offset > MESSAGE_BYTES_MAX:
+            raise HexDumpError(number, f"the offset is {offset:#x}, no message has over {MESSAGE_BYTES_MAX:#x} octets")
         dump.reach(offset, number)
         dump.append(_octets(_without_characters(match), number))
     return messages

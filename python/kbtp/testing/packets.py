@@ -105,6 +105,8 @@ def read_packets(octets: bytes) -> Iterator[tuple[float, int, bytes]]:
         for time_s, packet in reader:
             if file.cut:
                 break
+            if not packet:
+                continue  # cut right before its octets, which the next read notices, or nothing was kept of it
             number += 1
             yield float(time_s), link_type, packet
     except (dpkt.Error, struct.error, ValueError, IndexError, OverflowError) as error:

@@ -1,4 +1,4 @@
-"""KBTP messages: octets <-> frozen dataclasses. `kbtp.wire.messages` has the map, `kbtp.wire.arrays` packs many at once."""
+"""KBTP messages, octets <-> frozen dataclasses: `kbtp.wire.messages` has the map. Many at once: `kbtp.wire.arrays`."""
 
 from kbtp.wire.connection_data import ConnectionData
 from kbtp.wire.header import CommonHeader, Octets

@@ -109,11 +109,9 @@ def _prepare_send(request: Send, view: StreamView) -> Post:
 
 def _prepare_write(request: RdmaWrite, view: StreamView) -> Post:
     payload = [octets_of(sge, view) for sge in request.sges]
-    total = _check_total(payload)
+    _check_total(payload)
     _check_u32("remote_stag", request.remote_stag)
     _check_u64s(remote_to=request.remote_to)
-    if request.remote_to + total > _U64_END:
-        raise ApiMisuse(f"an RDMA Write of {total} octets from TO {request.remote_to:#x} passes 2^64")
     return lambda iwarp: iwarp.post_write(request.wr_id, payload, request.remote_stag, request.remote_to)
 
 
@@ -147,11 +145,10 @@ def _prepare_compare_swap(request: CompareSwap, ord_: int) -> Post:
     )
 
 
-def _check_total(payload: Sequence[memoryview | bytes]) -> int:
+def _check_total(payload: Sequence[memoryview | bytes]) -> None:
     total = sum(len(piece) for piece in payload)
     if total >= _U32_END:  # RFC 5040 4: a message has at most 2^32-1 octets
         raise ApiMisuse(f"a message has at most 2^32-1 octets; got {total}")
-    return total
 
 
 def _check_depth(ord_: int) -> None:

@@ -94,6 +94,9 @@ class ReferenceStream:
         self._connector: Closable | None = None
         loop.closables.add(self)
 
+    def __repr__(self) -> str:
+        return f"<ReferenceStream {self._remote_address} {self._state.name}>"
+
     @property
     def pd(self) -> Domain:
         return self._pd

@@ -1,0 +1,43 @@
+"""The documents name what is there."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "python" / "kbtp"
+
+
+def _names_in(path: Path) -> set[str]:
+    """Functions and classes of a module, methods as Class.method."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {
+                f"{node.name}.{item.name}"
+                for item in node.body
+                if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)
+            }
+    return found
+
+
+def test_architecture_names_files_and_functions_that_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    places = re.findall(r"`([a-z_/0-9]+\.py)(?:: ([A-Za-z_.]+))?`", text)
+    assert len(places) > 30
+    for file, name in places:
+        path = PACKAGE / file if (PACKAGE / file).exists() else ROOT / file
+        assert path.exists() or list(PACKAGE.rglob(file)), f"docs/architecture.md names {file}"
+        if name:
+            assert name in _names_in(path), f"docs/architecture.md names {file}: {name}"
+
+
+def test_readme_names_commands_that_exist() -> None:
+    text = (ROOT / "README.md").read_text()
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for target in re.findall(r"make ([a-z]+)", text):
+        assert target in targets, f"README names make {target}"
+    for verb in re.findall(r"`kbtp ([a-z]+)", text):
+        assert (PACKAGE / "cli" / f"{verb}.py").exists(), f"README names kbtp {verb}"
