@@ -38,7 +38,9 @@ class Child:
         self._process.stdin.write(events.to_line(message).encode())
         await self._process.stdin.drain()
 
-    async def hear(self, expected: type[events.M], progress: Callable[[events.Progress], None] | None = None) -> events.M:
+    async def hear(
+        self, expected: type[events.M], progress: Callable[[events.Progress], None] | None = None
+    ) -> events.M:
         """The child's next message, which has to be an `expected` one; any `Progress` goes to `progress`."""
         while True:
             message = events.from_line(await self._line())

@@ -25,15 +25,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 _HERE = Path(__file__).parent
-_MOST_THREADS = 4
-"""A model this small gains nothing from more, and loses a lot where fewer processors are free than are there."""
 
-
-def _thread_settings() -> dict[str, str]:
-    """Threads of numpy's matrix products: the same in both model processes, which the comparison relies on."""
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = str(min(processors, _MOST_THREADS))
-    return {name: os.environ.get(name, count) for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")}
+# Numpy's matrix products use one thread unless told otherwise. It must be the same number in both model processes,
+# and more of them wait for each other in a busy loop: on a machine whose processors are taken (a container, a
+# build machine) the prefill of this small model then takes ten times as long, not half.
+_THREADS = {name: os.environ.get(name, "1") for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")}
 
 
 class Display:
@@ -65,7 +61,7 @@ async def demo(prompt_path: Path, new_token_count: int, pool_blocks: int, displa
     async with AsyncExitStack() as children:
 
         async def start(name: str, *arguments: str) -> Child:
-            return await children.enter_async_context(running(name, *arguments, environment=_thread_settings()))
+            return await children.enter_async_context(running(name, *arguments, environment=_THREADS))
 
         display.say("two processes load SmolLM2-135M-Instruct ...")
         prefill = await start("prefill", str(_HERE / "prefill.py"))

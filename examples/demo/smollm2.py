@@ -16,7 +16,7 @@ to the bit, not only nearly:
    the *tail*, one call of 1 to 16 tokens, then one token a call. From the tail on, both runs make the same
    calls with the same shapes on the same octets. How the full blocks were cut into chunks does not matter to
    the comparison, because their only trace is the float16 in the cache.
-4. Both run the same numpy with the same number of threads (`run.py` sets it for both).
+4. Both run the same numpy with the same number of threads (`run.py` sees to it).
 
 The tail always holds the last token of the prompt, because the first new token follows from its logits.
 """
@@ -35,6 +35,7 @@ import numpy.typing as npt
 
 Float32s = npt.NDArray[np.float32]
 Float16s = npt.NDArray[np.float16]
+Rotation = tuple[Float32s, Float32s]
 
 BLOCK_TOKENS = 16
 CHUNK_TOKENS = 4 * BLOCK_TOKENS
@@ -99,7 +100,7 @@ def read_shape(reader: gguf.GGUFReader) -> Shape:
 
 
 def namespace(path: Path, shape: Shape) -> str:
-    """A fingerprint of weights, dtype and layout, at most 255 octets (profile 2, NAMESPACE).
+    """A fingerprint of weights, dtype and layout (profile 2, NAMESPACE).
 
     A target that was given it turns away every initiator whose blocks would mean something else.
     """
@@ -198,16 +199,16 @@ class Model:
         return scores
 
     def _chunk(self, tokens: npt.NDArray[np.int64], cache: KvCache, start: int) -> Float32s:
-        hidden = self._embedding[tokens]
+        hidden: Float32s = self._embedding[tokens]
         rotation = self._rotation(np.arange(start, start + len(tokens)))
         for index, layer in enumerate(self._layers):
-            hidden = hidden + self._attention(index, layer, hidden, cache, start, rotation)
+            hidden += self._attention(index, layer, hidden, cache, start, rotation)
             x = self._norm(hidden, layer.ffn_norm)
-            hidden = hidden + (_silu(x @ layer.ffn_gate.T) * (x @ layer.ffn_up.T)) @ layer.ffn_down.T
+            hidden += (_silu(x @ layer.ffn_gate.T) * (x @ layer.ffn_up.T)) @ layer.ffn_down.T
         return hidden
 
     def _attention(
-        self, index: int, layer: Layer, hidden: Float32s, cache: KvCache, start: int, rotation: tuple[Float32s, Float32s]
+        self, index: int, layer: Layer, hidden: Float32s, cache: KvCache, start: int, rotation: Rotation
     ) -> Float32s:
         """Grouped-query attention: several query heads share one K/V head."""
         shape, count = self.shape, len(hidden)
@@ -219,18 +220,15 @@ class Model:
         cache.put(index, start, keys, values)
         keys, values = cache.get(index, start + count)
 
+        # [tokens, heads, width] to [kv_heads, rows, width], a row for each token of each head of the group, and back.
         group = shape.heads // shape.kv_heads
-        grouped = queries.reshape(count, shape.kv_heads, group, shape.head_width).transpose(1, 2, 0, 3)
-        grouped = grouped.reshape(shape.kv_heads, group * count, shape.head_width)
-        scores = (grouped @ keys.transpose(0, 2, 1)) * np.float32(shape.head_width**-0.5)
+        grouped = queries.reshape(count, shape.kv_heads, group, shape.head_width)
+        rows = grouped.transpose(1, 2, 0, 3).reshape(shape.kv_heads, group * count, shape.head_width)
+        scores = rows @ keys.transpose(0, 2, 1) * np.float32(shape.head_width**-0.5)
         future = np.arange(start + count) > np.arange(start, start + count)[:, None]
-        scores = scores.reshape(shape.kv_heads, group, count, -1)
-        scores[:, :, future] = -np.inf
-        scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        scores /= scores.sum(axis=-1, keepdims=True)
-        mixed = scores.reshape(shape.kv_heads, group * count, -1) @ values
-        mixed = mixed.reshape(shape.kv_heads, group, count, shape.head_width).transpose(2, 0, 1, 3)
-        attended: Float32s = mixed.reshape(count, shape.width) @ layer.attn_output.T
+        rows = _softmax(np.where(np.tile(future, (group, 1)), np.float32(-np.inf), scores)) @ values
+        grouped = rows.reshape(shape.kv_heads, group, count, shape.head_width).transpose(2, 0, 1, 3)
+        attended: Float32s = grouped.reshape(count, shape.width) @ layer.attn_output.T
         return attended
 
     def _norm(self, x: Float32s, weight: Float32s) -> Float32s:
@@ -239,7 +237,7 @@ class Model:
         normed: Float32s = x / np.sqrt(mean_square + np.float32(self.shape.norm_epsilon)) * weight
         return normed
 
-    def _rotation(self, positions: npt.NDArray[np.int64]) -> tuple[Float32s, Float32s]:
+    def _rotation(self, positions: npt.NDArray[np.int64]) -> Rotation:
         """Cosines and sines [tokens, 1, head_width / 2] of the rotary embedding."""
         exponents = np.arange(0, self.shape.head_width, 2) / self.shape.head_width
         angles = positions[:, None, None] * self.shape.rope_base**-exponents
@@ -255,7 +253,7 @@ def greedy(model: Model, tail: Sequence[int], cache: KvCache, start: int) -> Ite
         tail = [token]
 
 
-def _rotate(x: Float32s, rotation: tuple[Float32s, Float32s]) -> Float32s:
+def _rotate(x: Float32s, rotation: Rotation) -> Float32s:
     """Rotary embedding in the interleaved layout: neighbours 2i and 2i + 1 are one pair."""
     cosines, sines = rotation
     even, odd = x[..., 0::2], x[..., 1::2]
@@ -267,7 +265,16 @@ def _rotate(x: Float32s, rotation: tuple[Float32s, Float32s]) -> Float32s:
 
 def _silu(x: Float32s) -> Float32s:
     """x * sigmoid(x), by way of tanh, which cannot overflow."""
-    return x * np.float32(0.5) * (1 + np.tanh(x * np.float32(0.5)))
+    half = x * np.float32(0.5)
+    activated: Float32s = half + half * np.tanh(half)
+    return activated
+
+
+def _softmax(x: Float32s) -> Float32s:
+    """Over the last axis."""
+    powers = np.exp(x - x.max(axis=-1, keepdims=True))
+    weights: Float32s = powers / powers.sum(axis=-1, keepdims=True)
+    return weights
 
 
 def _dequantized(tensor: gguf.ReaderTensor) -> Float32s:

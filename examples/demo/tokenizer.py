@@ -10,8 +10,6 @@ from tokenizers import AddedToken, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Bpe
 from tokenizers.models import BPE
 
-END_OF_TURN = "<|im_end|>"
-
 # What SmolLM2 was trained to see before a conversation that has no system message of its own; it stands in
 # the GGUF file's chat template.
 _SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
@@ -57,8 +55,9 @@ class Tokenizer:
 
 def chat(user: str) -> str:
     """One question in ChatML, ready for the assistant's answer."""
-    turns = [("system", _SYSTEM), ("user", user)]
-    return "".join(f"<|im_start|>{role}\n{content}{END_OF_TURN}\n" for role, content in turns) + "<|im_start|>assistant\n"
+    turns = ("system", _SYSTEM), ("user", user)
+    asked = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
+    return asked + "<|im_start|>assistant\n"
 
 
 def _field(reader: gguf.GGUFReader, key: str) -> gguf.ReaderField:

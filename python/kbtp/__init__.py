@@ -102,8 +102,8 @@ def connect(
         connect_timeout_s: time limit of connecting, in seconds.
         rnic: the RNIC to use, to share one between clients; None opens the best there is.
 
-    Raises `ConnectionLost`, `DeadlineExceeded`, `PeerIncompatible`, the `OperationRefused` of a refused HELLO, or
-    `ApiMisuse` for arguments that cannot work.
+    Raises `ConnectionLost`, `DeadlineExceeded`, `PeerIncompatible`, `PeerMisbehaved`, the `OperationRefused` of a
+    refused HELLO, or `ApiMisuse` for arguments that cannot work.
     """
     config = _config(initiator_id, quota, handles, name, namespace)
     return Client(

@@ -28,7 +28,6 @@ INITIATOR_ID_BYTES = 16
 
 # --- connection data (3) ---
 CONNECTION_DATA_BYTES = 24
-CONNECTION_DATA_MAGIC = b"KBTP"
 CONNECTION_DATA_VERSION = 1
 CONNECTION_NONCE_BYTES = 16
 DEFAULT_PORT = 5287  # 9
@@ -51,7 +50,7 @@ POOL_BASE_ALIGN_BYTES = 64
 MPA_REQUEST_TIMEOUT_S = 5.0
 HELLO_TIMEOUT_S = 5.0
 DRAIN_S = 5.0
-GOODBYE_S = 1.0  # how long a closing side waits for the other to close too
+CLOSE_S = 1.0  # how long a closing side waits for the other to close too
 MAX_WAIT_S = 60.0  # longest time an event loop waits before it looks around, whatever its deadlines say
 LINGER_S = 3600.0
 

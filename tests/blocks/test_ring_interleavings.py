@@ -92,7 +92,7 @@ class Interleavings(RuleBasedStateMachine):
     @precondition(lambda self: self.asked)
     @rule(data=st.data())
     def read_slot(self, data: st.DataObject) -> None:
-        turn = data.draw(one_of_these(self.asked))
+        turn = data.draw(st.sampled_from(sorted(self.asked)))
         block = self.ring.read_slot(self.ticket(turn))
         assert block == (self.promised[turn] if self.ready(turn) else None)
         if block is not None:
@@ -102,7 +102,7 @@ class Interleavings(RuleBasedStateMachine):
     @precondition(lambda self: self.read)
     @rule(data=st.data())
     def consume(self, data: st.DataObject) -> None:
-        turn = data.draw(one_of_these(self.read))
+        turn = data.draw(st.sampled_from(sorted(self.read)))
         self.ring.consume(self.ticket(turn))
         self.read.remove(turn)
         self.consumed.add(turn)
@@ -121,7 +121,7 @@ class Interleavings(RuleBasedStateMachine):
     @precondition(lambda self: self.freeing)
     @rule(data=st.data())
     def publish(self, data: st.DataObject) -> None:
-        turn = data.draw(one_of_these(self.freeing))
+        turn = data.draw(st.sampled_from(sorted(self.freeing)))
         written = self.ring.publish(self.ticket(turn), self.promised[turn])
         self.freeing.remove(turn)
         self.published.add(turn)
@@ -143,7 +143,19 @@ class Interleavings(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
-        block = data.draw(st.sampled_from(sorted(self.held)))
+        self._free(data.draw(st.sampled_from(sorted(self.held))))
+
+    @rule(times=st.integers(1, N))
+    def others_allocate_and_free(self, times: int) -> None:
+        """Whoever has a step under way stays behind while the ring goes round."""
+        for _ in range(times):
+            turn = self.next_head
+            self.allocate()
+            if turn == self.next_head:
+                break
+            self._free(self.promised[turn])
+
+    def _free(self, block: int) -> None:
         self.ring.free(block)
         self.held.remove(block)
         self.promised[self.next_tail] = block
@@ -190,11 +202,7 @@ class Interleavings(RuleBasedStateMachine):
             self.asked.difference_update(served)
             self.read.difference_update(served)
             if not served:
-                block = self.held.pop()
-                self.ring.free(block)
-                self.promised[self.next_tail] = block
-                self.published.add(self.next_tail)
-                self.next_tail += 1
+                self._free(min(self.held))
         rest = [self.ring.allocate() for _ in range(len(self.blocks) - len(self.held))]
         assert sorted([*rest, *self.held]) == self.blocks
         assert self.ring.allocate() is None

@@ -39,10 +39,7 @@ class OneConnection:
 
 
 def receive_all(connection: socket.socket) -> bytes:
-    octets = b""
-    while more := connection.recv(65536):
-        octets += more
-    return octets
+    return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
 def segments_in(path: Path) -> Iterator[TcpSegment]:
@@ -106,10 +103,12 @@ def test_a_reset_reaches_the_other_end(reset_by: str, tmp_path: Path) -> None:
     felt: list[type[Exception] | None] = []
 
     def reset(connection: socket.socket) -> None:
+        assert connection.recv(1) == b"x"
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
 
     def feel(connection: socket.socket) -> None:
+        connection.sendall(b"x")
         try:
             receive_all(connection)
             felt.append(None)
@@ -126,11 +125,15 @@ def test_a_reset_reaches_the_other_end(reset_by: str, tmp_path: Path) -> None:
     assert any(segment.rst for segment in segments_in(tmp_path / "session.pcap"))
 
 
-def test_a_target_that_is_not_there_looks_closed() -> None:
+def test_a_target_that_is_not_there_resets() -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
-    with CapturingProxy("127.0.0.1", port) as proxy, socket.create_connection(proxy.address, TIMEOUT_S) as client:
-        assert receive_all(client) == b""
+    with (
+        CapturingProxy("127.0.0.1", port) as proxy,
+        socket.create_connection(proxy.address, TIMEOUT_S) as client,
+        pytest.raises(ConnectionResetError),
+    ):
+        receive_all(client)
 
 
 def test_leaving_closes_what_is_open() -> None:

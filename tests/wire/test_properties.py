@@ -45,7 +45,7 @@ SLOT = st.builds(CompletionDescriptor, U32, U64)
 NAME = st.none() | st.text(max_size=255).filter(lambda name: len(name.encode("utf-8")) <= 255)
 NAMESPACE = st.none() | st.binary(max_size=255)
 AUTH = st.none() | st.builds(Auth, U32, st.binary(min_size=32, max_size=32))
-FEATURES = st.sets(st.sampled_from(Feature)).map(lambda features: Feature(sum(features)))
+FEATURES = st.integers(0, 0x1F).map(Feature)
 
 
 @st.composite
@@ -103,7 +103,7 @@ ACK_WIDTHS = {
 HELLO_ACKS = st.builds(
     HelloAck,
     U64,
-    flags=st.sampled_from(HelloAckFlag),
+    flags=st.sampled_from([HelloAckFlag.NONE, HelloAckFlag.RESUMED]),
     granted_features=FEATURES,
     name=NAME,
     namespace=NAMESPACE,
@@ -309,11 +309,6 @@ def test_a_value_that_does_not_fit_its_field_is_misuse(message_type: type, data:
     message = data.draw(STRATEGIES[message_type])
     field = data.draw(st.sampled_from(sorted(WIDTHS[message_type])))
     beyond = data.draw(st.integers(max_value=-1) | st.integers(min_value=1 << WIDTHS[message_type][field]))
-    if field == "flags":
-        # An inline store becomes another message with other flags: keep it to what every request has.
-        message = replace(message, inline_data=b"") if hasattr(message, "inline_data") else message
 
-    with pytest.raises(ApiMisuse) as misuse:
+    with pytest.raises(ApiMisuse, match=rf"^{field}: .* {WIDTHS[message_type][field]} bits$"):
         replace(message, **{field: beyond}).pack()
-
-    assert str(misuse.value).startswith((f"{field}: ", "data: "))

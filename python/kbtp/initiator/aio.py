@@ -15,7 +15,7 @@ from types import TracebackType
 
 from kbtp import limits
 from kbtp.address import Address
-from kbtp.errors import ConnectionLost
+from kbtp.errors import ConnectionLost, DeadlineExceeded
 from kbtp.initiator.client import deadline_exceeded
 from kbtp.initiator.connection import Connection
 from kbtp.initiator.operations import (
@@ -56,13 +56,23 @@ class AsyncClient(SessionView):
         cls, address: Address, config: InitiatorConfig, rnic: Rnic, *, timeout_s: float, connect_timeout_s: float
     ) -> AsyncClient:
         """Connects; raises as `Client` does. Names are resolved without blocking the loop."""
-        loop = asyncio.get_running_loop()
-        try:
-            found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            raise ConnectionLost(f"cannot resolve {address}: {error}") from error
-        resolved = Address(str(found[0][4][0]), address.port)
-        connection = Connection(resolved, config, rnic, now_s=time.monotonic(), timeout_s=connect_timeout_s)
+        deadline_s = time.monotonic() + connect_timeout_s
+        addresses = await _resolve(address, connect_timeout_s)
+        while True:
+            resolved = addresses.pop(0)
+            # One that does not answer must leave time for the others.
+            share_s = (deadline_s - time.monotonic()) / (len(addresses) + 1)
+            try:
+                return await cls._open(resolved, config, rnic, timeout_s, share_s)
+            except ConnectionLost:
+                if not addresses:
+                    raise
+
+    @classmethod
+    async def _open(
+        cls, address: Address, config: InitiatorConfig, rnic: Rnic, timeout_s: float, connect_timeout_s: float
+    ) -> AsyncClient:
+        connection = Connection(address, config, rnic, now_s=time.monotonic(), timeout_s=connect_timeout_s)
         client = cls(connection, timeout_s)
         try:
             while not connection.opened and connection.error is None:
@@ -160,7 +170,7 @@ class AsyncClient(SessionView):
     async def close(self) -> None:
         """End the session in order. Idempotent."""
         self._connection.begin_disconnect()
-        closing = self._loop.call_later(limits.GOODBYE_S, self._connection.end, ConnectionLost("the client was closed"))
+        closing = self._loop.call_later(limits.CLOSE_S, self._connection.end, ConnectionLost("the client was closed"))
         try:
             while self._connection.error is None:
                 await self._wait_for_change()
@@ -228,6 +238,18 @@ class AsyncClient(SessionView):
 
     def _expire(self, limit_s: float) -> None:
         self._connection.end(deadline_exceeded(self._connection, limit_s))
+
+
+async def _resolve(address: Address, timeout_s: float) -> list[Address]:
+    """The addresses of a host, best first. Raises `ConnectionLost`."""
+    found = asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    try:
+        results = await asyncio.wait_for(found, timeout_s)
+    except (asyncio.TimeoutError, TimeoutError):  # one class from Python 3.11 on, where it is an OSError too
+        raise DeadlineExceeded(f"cannot look up {address.host} within {timeout_s:g} s") from None
+    except (OSError, UnicodeError) as error:  # a name that IDNA cannot encode is a UnicodeError
+        raise ConnectionLost(f"cannot look up {address.host}: {error}: check the name") from error
+    return [Address(host, address.port) for host in dict.fromkeys(str(result[4][0]) for result in results)]
 
 
 def _all_done(loop: asyncio.AbstractEventLoop, operations: list[Operation]) -> asyncio.Future[None]:

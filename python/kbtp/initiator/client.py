@@ -46,7 +46,7 @@ class Client(SessionView):
     def __init__(
         self, address: Address, config: InitiatorConfig, rnic: Rnic, *, timeout_s: float, connect_timeout_s: float
     ) -> None:
-        """Connects. Raises `ConnectionLost`, `DeadlineExceeded`, `PeerIncompatible` or the `OperationRefused` of HELLO."""
+        """Connects. Raises as `kbtp.connect` says."""
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._rnic = rnic
@@ -158,11 +158,13 @@ class Client(SessionView):
     def close(self) -> None:
         """End the session in order. Idempotent. Blocks of an anonymous initiator are freed by it (profile 3)."""
         with self._lock:
-            self._connection.begin_disconnect()
-            deadline_s = time.monotonic() + limits.GOODBYE_S
-            while self._connection.error is None and time.monotonic() < deadline_s:
-                self._connection.pump(self._wait_s(deadline_s - time.monotonic()), time.monotonic)
-            self._connection.end(ConnectionLost("the client was closed"))
+            try:
+                self._connection.begin_disconnect()
+                deadline_s = time.monotonic() + limits.CLOSE_S
+                while self._connection.error is None and time.monotonic() < deadline_s:
+                    self._connection.pump(self._wait_s(deadline_s - time.monotonic()), time.monotonic)
+            finally:
+                self._connection.end(ConnectionLost("the client was closed"))
 
     def __enter__(self) -> Client:
         return self
@@ -181,8 +183,8 @@ class Client(SessionView):
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         deadline_s = time.monotonic() + limit_s
         with self._lock:
-            self._connection.submit(operations)
             try:
+                self._connection.submit(operations)
                 self._wait(operations, deadline_s, limit_s)
             except BaseException:
                 # The buffers are the caller's again when this returns, so nothing may still be under way.

@@ -60,7 +60,9 @@ class _Registered:
 class Connection:
     """One target, one stream at a time, one session. Owned by one thread or event loop."""
 
-    def __init__(self, address: Address, config: InitiatorConfig, rnic: Rnic, *, now_s: float, timeout_s: float) -> None:
+    def __init__(
+        self, address: Address, config: InitiatorConfig, rnic: Rnic, *, now_s: float, timeout_s: float
+    ) -> None:
         """Starts to connect; `opened` or `error` tells how it went, within `timeout_s`."""
         self.address = address
         self.config = config
@@ -78,7 +80,11 @@ class Connection:
         self._attempt_deadline_s = 0.0
         self._temporary: dict[Operation, MemoryRegion] = {}
         self._registered: list[_Registered] = []
-        self._attempt(now_s)
+        try:
+            self._attempt(now_s)
+        except BaseException:
+            self._channel.close()
+            raise
 
     @property
     def opened(self) -> bool:
@@ -128,7 +134,10 @@ class Connection:
         except WireFormatError as error:
             self.end(PeerIncompatible(f"{self.address} speaks iWARP but is not a KBTP target ({error})"))
             return
-        event.stream.post([Send(0, inline=self.config.hello().pack())])
+        try:
+            event.stream.post([Send(0, inline=self.config.hello().pack())])
+        except ConnectionLost:
+            return  # its StreamEnded says why
 
     # --- driving -------------------------------------------------------------------------------
 
@@ -211,7 +220,13 @@ class Connection:
             one.region.revoke()
         self._receives.revoke()
         if self.session is not None:
-            self.session.fail(error if isinstance(error, ConnectionLost) else ConnectionLost(str(error)))
+            self.session.fail(self._lost())
+
+    def _lost(self) -> ConnectionLost:
+        """`error` as those see it whose operations cannot be done any more."""
+        if isinstance(self.error, ConnectionLost):
+            return self.error
+        return ConnectionLost(str(self.error or "not connected"))
 
     def begin_disconnect(self) -> None:
         """End in order: let what was posted leave and say goodbye. `error` is set when that is done."""
@@ -223,9 +238,8 @@ class Connection:
     def submit(self, operations: Sequence[Operation]) -> None:
         """Queue operations; each gets its `result` in a later `pump`, at once if the session has ended."""
         if self.session is None or self.error is not None:
-            error = self.error or ConnectionLost("not connected")
             for operation in operations:
-                operation.finish(Result(None, operation.handle or 0, error=error))
+                operation.finish(Result(None, operation.handle or 0, error=self._lost()))
             return
         for operation in operations:
             if operation.result is None:
@@ -242,6 +256,7 @@ class Connection:
             try:
                 message = self._encode(session, operation)
             except ApiMisuse as error:
+                self._release(operation)
                 session.withdraw(operation, error)
                 continue
             sends.append(Send(0, inline=message))
@@ -269,15 +284,19 @@ class Connection:
     def register(self, buffer: object) -> MemoryRegion:
         """Register `buffer` until the session ends; its slices are then used in place. Raises `ApiMisuse`."""
         if self._stream is None or self.error is not None:
-            raise self.error or ConnectionLost("not connected")
+            raise self._lost()
         octets = buffer_of(buffer)
         access = Access.REMOTE_READ | (Access.REMOTE_WRITE if octets.writable else Access.NONE)
         region = self._rnic.register(buffer, access, pd=self._pd, stream=self._stream)
+        # A revoked one must not stand between an address and the region that is registered there now.
+        self._registered = [one for one in self._registered if one.region.valid]
         insort(self._registered, _Registered(octets.address, octets.address + len(octets.view), region))
         return region
 
-    def _region_for(self, operation: Operation, buffer: RegisteredBuffer, access: Access) -> tuple[MemoryRegion, int, bool]:
-        """The region that lets the target at `buffer`, its tagged offset there, and whether it is for `operation` alone."""
+    def _region_for(
+        self, operation: Operation, buffer: RegisteredBuffer, access: Access
+    ) -> tuple[MemoryRegion, int, bool]:
+        """The region that lets the target at `buffer`, its tagged offset there, whether it is for `operation` alone."""
         start, end = buffer.address, buffer.address + len(buffer.view)
         position = bisect_right(self._registered, start, key=lambda one: one.start)
         for one in self._registered[max(0, position - 1) : position]:
@@ -297,5 +316,5 @@ class Connection:
 def _is_empty(buffer: object) -> bool:
     try:
         return memoryview(buffer).nbytes == 0  # type: ignore[arg-type]
-    except TypeError:
-        return False  # not of the buffer protocol; `buffer_of` says what it is
+    except (TypeError, ValueError, BufferError):
+        return False  # no buffer protocol, no letter for its type, or released: `buffer_of` judges it

@@ -47,7 +47,9 @@ class InitiatorConfig:
 
     def __post_init__(self) -> None:
         if self.initiator_id is not None and (
-            len(self.initiator_id) != limits.INITIATOR_ID_BYTES or not any(self.initiator_id)
+            not isinstance(self.initiator_id, bytes)
+            or len(self.initiator_id) != limits.INITIATOR_ID_BYTES
+            or not any(self.initiator_id)
         ):
             raise ApiMisuse(f"initiator_id {self.initiator_id!r}: expected 16 octets that are not all zero, or None")
         for label, value, low, high in (
@@ -60,6 +62,7 @@ class InitiatorConfig:
         ):
             if not low <= value <= high:
                 raise ApiMisuse(f"{label} of {value}: must be {low} to {high}")
+        self.hello().pack()  # raises `ApiMisuse` for a name or namespace that does not fit
 
     def hello(self) -> Hello:
         return Hello(
@@ -287,4 +290,6 @@ def _misbehaved(message: str) -> PeerMisbehaved:
 
 
 def _no_handle(count: int) -> KbtpError:
-    return refused(Status.NO_SPACE, f"all {count} handles of this session are bound; free some, or ask for more handles")
+    return refused(
+        Status.NO_SPACE, f"all {count} handles of this session are bound; free some, or ask for more handles"
+    )

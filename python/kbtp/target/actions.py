@@ -19,7 +19,9 @@ class Terminate:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """End the stream once everything posted before has left."""
+    """End the stream once everything posted before has left. `why`: what the peer did wrong, if it did."""
+
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

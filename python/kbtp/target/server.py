@@ -174,7 +174,7 @@ class Server:
             self._step(deadline_s)
         if self._outstanding():
             log.warning("%d requests did not finish within %g s", self._outstanding(), self.config.drain_s)
-        deadline_s = self._clock() + limits.GOODBYE_S
+        deadline_s = self._clock() + limits.CLOSE_S
         while self._sessions and self._clock() < deadline_s:
             self._step(deadline_s)
 
@@ -200,16 +200,20 @@ class Server:
         self._perform()
 
     def _dispatch(self, event: Event, now_s: float) -> None:
-        if isinstance(event, StreamEnded):
-            self._stream_ended(event, now_s)
-        elif isinstance(event, WorkCompletion):
-            try:
+        if isinstance(event, Established | Rejected):
+            return  # answers to a `connect`, which a target never does
+        try:
+            if isinstance(event, StreamEnded):
+                self._stream_ended(event, now_s)
+            elif isinstance(event, WorkCompletion):
                 self._work_completed(event, now_s)
-            except Exception:  # a fault of ours in one session must not end the others
-                log.exception("%s: internal error, the session is ended", event.stream.remote_address)
-                event.stream.abort()
-        elif not isinstance(event, Established | Rejected):
-            self._connect_requested(event, now_s)
+            else:
+                self._connect_requested(event, now_s)
+        except Exception:  # a fault of ours in one session must not end the others
+            if isinstance(event, StreamEnded | WorkCompletion):
+                self._fault(event.stream)
+            else:
+                log.exception("%s: internal error, the connection is refused", event.remote_address)
 
     def _connect_requested(self, request: ConnectRequest, now_s: float) -> None:
         own_data = ConnectionData(nonce=secrets.token_bytes(limits.CONNECTION_NONCE_BYTES)).pack()
@@ -276,7 +280,14 @@ class Server:
             actions, session.actions = session.actions, []
             stream = self._streams.get(session)
             if stream is not None:
-                self._act(stream, actions)
+                try:
+                    self._act(stream, actions)
+                except Exception:  # as in `_dispatch`
+                    self._fault(stream)
+
+    def _fault(self, stream: Stream) -> None:
+        log.exception("%s: internal error, the session is ended", stream.remote_address)
+        stream.abort()
 
     def _act(self, stream: Stream, actions: list[Action]) -> None:
         """One batch of receive buffers, one of work requests, then the end of the stream if it was decided.
@@ -308,4 +319,6 @@ class Server:
             self._reasons[stream] = end.why
             stream.abort()
         elif end is not None:
+            if end.why:
+                self._reasons[stream] = end.why
             stream.disconnect()

@@ -148,6 +148,9 @@ class Session:
 
     def _receive_hello(self, header: CommonHeader, message: memoryview, now_s: float) -> None:
         """Checks in the order of profile 8.1."""
+        if len(message) > limits.HELLO_MAX_BYTES:  # only a second HELLO finds a receive buffer that long
+            self._terminate(TerminateCause.DDP_MESSAGE_TOO_LONG, f"HELLO of {len(message)} octets")
+            return
         try:
             hello = parse_request(message)
         except WireFormatError as error:
@@ -212,7 +215,7 @@ class Session:
     def _refuse_hello(self, header: CommonHeader, status: Status) -> None:
         """Every failing HELLO_ACK ends the stream (profile 8.1)."""
         self._act(Send(wr_id=0, inline=HelloAck(request_id=header.request_id, status=status).pack()))
-        self._disconnect()
+        self._disconnect(f"HELLO refused: {status.name}")
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -342,9 +345,9 @@ class Session:
         self._ending = True
         self._act(Terminate(cause, why))
 
-    def _disconnect(self) -> None:
+    def _disconnect(self, why: str = "") -> None:
         self._ending = True
-        self._act(Disconnect())
+        self._act(Disconnect(why))
 
     def _disconnect_if_drained(self) -> None:
         if self._draining and not self._by_handle and not self._ending and not self.ended:

@@ -200,6 +200,7 @@ class CapturingProxy:
         try:
             target = socket.create_connection(self._target, timeout=_CONNECT_TIMEOUT_S)
         except OSError:
+            _reset_on_close(client)
             client.close()
             return
         with self._lock:
@@ -267,7 +268,7 @@ class CapturingProxy:
         with self._lock:
             leg.recorded.reset(time.time(), from_client=leg.from_client)
         for end in (leg.source, leg.sink):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            _reset_on_close(end)
         self._close(leg)
 
     def _close(self, leg: _Leg) -> None:
@@ -275,6 +276,10 @@ class CapturingProxy:
             self._listen_for(end, 0)
             del self._legs[end]
             end.close()
+
+
+def _reset_on_close(end: socket.socket) -> None:
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def _is_ipv4(host: str) -> bool:

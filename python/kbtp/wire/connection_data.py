@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kbtp.errors import WireFormatError
-from kbtp.limits import (
-    CONNECTION_DATA_BYTES,
-    CONNECTION_DATA_MAGIC,
-    CONNECTION_DATA_VERSION,
-    CONNECTION_NONCE_BYTES,
-)
+from kbtp.limits import CONNECTION_DATA_BYTES, CONNECTION_DATA_VERSION, CONNECTION_NONCE_BYTES
 from kbtp.types import Status
 from kbtp.wire.header import Octets, check_octets
 from kbtp.wire.layouts import CONNECTION_DATA
+
+_MAGIC = int.from_bytes(b"KBTP", "big")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +41,7 @@ class ConnectionData:
             )
         magic, version, nonce = CONNECTION_DATA.unpack_from(data)
         if magic != _MAGIC:
-            raise WireFormatError("magic", f"0x{magic:08x} is not {CONNECTION_DATA_MAGIC!r}")
+            raise WireFormatError("magic", f"0x{magic:08x} is not that of KBTP, 0x{_MAGIC:08x}")
         if version != CONNECTION_DATA_VERSION:
             raise WireFormatError("version", f"{version}, spoken here is {CONNECTION_DATA_VERSION}", Status.UNSUPPORTED)
         return cls(nonce, version)
@@ -53,6 +50,3 @@ class ConnectionData:
         """The 24 octets. Raises `ApiMisuse` for a nonce of another length or a version that does not fit 8 bits."""
         check_octets("nonce", self.nonce, CONNECTION_NONCE_BYTES)
         return CONNECTION_DATA.pack(_MAGIC, self.version, self.nonce)
-
-
-_MAGIC = int.from_bytes(CONNECTION_DATA_MAGIC, "big")

@@ -156,19 +156,14 @@ class _StoringRequest(_Request):
         Raises `ApiMisuse` for a value that does not fit and for flags that do not belong. A Length that is not
         that of the inline data is packed as it is: the target's answer to that is LENGTH_ERROR.
         """
+        header = self._pack_header()
         if self.flags & RequestFlag.INLINE:
             if self.data.stag or self.data.to:
                 raise ApiMisuse("data: with INLINE the STag and the Tagged Offset are zero")
         elif len(self.inline_data):
             raise ApiMisuse("inline_data: needs the flag INLINE")
-        return b"".join(
-            (
-                self._pack_header(),
-                self.data.pack(),
-                _pack_completion(self.flags, self.completion),
-                self.inline_data,
-            )
-        )
+        completion = _pack_completion(self.flags, self.completion)
+        return b"".join((header, self.data.pack(), completion, self.inline_data))
 
 
 @dataclass(frozen=True, slots=True)
