@@ -19,7 +19,7 @@ PACKAGE = Path(kbtp.__file__).resolve().parent
 NAMES = sorted(name for name in vars(limits) if name.isupper())
 
 # Numbers so much the protocol's own that a second place spelling one is a copy.
-UNMISTAKABLE = ("DEFAULT_PORT", "ULPDU_MAX_BYTES", "IRD_ORD_MAX", "IRD_ORD_ULP_MANAGED", "BLOCK_OFFSET_EMPTY")
+UNMISTAKABLE = ("DEFAULT_PORT", "ULPDU_MAX_BYTES", "IRD_ORD_MAX")
 
 
 def _other_sources() -> list[tuple[Path, str]]:

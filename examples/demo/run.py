@@ -58,19 +58,18 @@ class Display:
 
 async def demo(prompt_path: Path, new_token_count: int, pool_blocks: int, display: Display) -> Report:
     """Run the three processes, one after the other where times are taken; raises DemoFailed."""
-    async with AsyncExitStack() as children:
-
-        async def start(name: str, *arguments: str) -> Child:
-            return await children.enter_async_context(running(name, *arguments, environment=_THREADS))
-
+    # Should this be cut short, the model processes end first and so do not see their target go.
+    async with AsyncExitStack() as targets, AsyncExitStack() as models:
         display.say("two processes load SmolLM2-135M-Instruct ...")
-        prefill = await start("prefill", str(_HERE / "prefill.py"))
-        decode = await start("decode", str(_HERE / "decode.py"))
+        prefill = await models.enter_async_context(running("prefill", str(_HERE / "prefill.py"), environment=_THREADS))
+        decode = await models.enter_async_context(running("decode", str(_HERE / "decode.py"), environment=_THREADS))
         ready = await prefill.hear(events.Ready)
         await decode.hear(events.Ready)
 
-        serve = ["--port", "0", "--block-size", str(ready.block_bytes), "--pool-blocks", str(pool_blocks)]
-        target = await start("target", "-m", "kbtp", "serve", *serve, "--namespace", ready.namespace)
+        sizes = ["--block-size", str(ready.block_bytes), "--pool-blocks", str(pool_blocks)]
+        options = ["--port", "0", *sizes, "--namespace", ready.namespace, "--log-level", "warning"]
+        serve = running("target", "-m", "kbtp", "serve", *options, environment={})
+        target = await targets.enter_async_context(serve)
         url = await target.hear_url()
         display.say(f"the target serves {pool_blocks} blocks of {ready.block_bytes:,} octets at {url}")
 

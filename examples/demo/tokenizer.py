@@ -1,4 +1,8 @@
-"""The byte-level BPE tokenizer of SmolLM2, built from the vocabulary inside its GGUF file."""
+"""The byte-level BPE tokenizer of SmolLM2, built from the vocabulary inside its GGUF file.
+
+Text comes back from its tokens as it was. The exceptions: the vocabulary has no token for 21 octets that no
+text it was made from held (some control characters, and lead octets of UTF-8 that no character needs).
+"""
 
 from __future__ import annotations
 

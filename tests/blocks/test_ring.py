@@ -71,9 +71,7 @@ def test_one_block_on_a_ring_of_four() -> None:
         (UnmaskedCounter, 4, 0, 0x00000004_00000000),
     ],
 )
-def test_head_starts_at_zero_and_tail_at_f(
-    form_of: Callable[[int], CounterForm], f: int, head: int, tail: int
-) -> None:
+def test_head_starts_at_zero_and_tail_at_f(form_of: Callable[[int], CounterForm], f: int, head: int, tail: int) -> None:
     memories = Memories()
     memories.ring(BLOCKS[:f], form_of)
     assert memories.counters() == (head, tail)
@@ -226,8 +224,8 @@ class ForgetsTheSequence(FreeBlockRing):
 def two_frees_meet(ring: FreeBlockRing) -> tuple[bool, bool, int | None, int | None]:
     """Frees u = 4 and u = 8 hold Tail tickets for slot 0 while the allocation of ticket 0 has not read it.
 
-    Then it consumes the slot, and the later free comes to write first. Returns what each publish said, later free first,
-    and what the allocations of tickets 4 and 8 find.
+    Then it consumes the slot, and the later free comes to write first. Returns what each publish said, later free
+    first, and what the allocations of tickets 4 and 8 find.
     """
     slow = ring.take_head_ticket()
     held = [ring.allocate() for _ in range(3)]  # tickets 1 to 3

@@ -10,8 +10,8 @@ import smollm2
 from tokenizer import Tokenizer, chat
 
 PROMPT = (
-    "The keeper of the lighthouse on Skarholm is called Marta Lindqvist. Her brother Oskar bakes the bread, and a "
-    "goat called Admiral is not allowed on the stairs. The goat is called"
+    "The keeper of the lighthouse is Marta, the baker is Oskar, the goat is Admiral and the doctor is Imre. "
+    "Once more: the keeper of the lighthouse is"
 )
 
 
@@ -35,7 +35,7 @@ def test_a_question_gets_its_answer(model: smollm2.Model, tokenizer: Tokenizer) 
 def test_the_continuation_depends_on_the_first_blocks(model: smollm2.Model, tokenizer: Tokenizer) -> None:
     prompt = tokenizer.encode(PROMPT)
     cache = prefilled(model, prompt, 4)
-    assert tokenizer.decode(written(model, prompt, cache, 4)).startswith(" Admiral")
+    assert tokenizer.decode(written(model, prompt, cache, 4)).startswith(" Marta")
 
 
 def test_octets_of_full_blocks_are_all_that_a_second_cache_needs(model: smollm2.Model, tokenizer: Tokenizer) -> None:

@@ -7,13 +7,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 import kbtp
-from kbtp.errors import KbtpError
+from kbtp.errors import ConnectionLost
 from kbtp.rnic import open_rnic
 from kbtp.target.config import TargetConfig
 from kbtp.target.server import Server
@@ -63,11 +64,11 @@ class WatchedServer(Server):
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., WatchedServer]]:
-    """`serve(**config)`: a running target of 16 blocks of 8 KiB, unless `config` says otherwise."""
+    """`serve(**config)`: a running target; unless `config` says otherwise, of 16 blocks of 8 KiB, 4 a session."""
     with ExitStack() as stack:
 
         def start(**config: Any) -> WatchedServer:
-            server = WatchedServer(TargetConfig(**{"block_size_bytes": 8192, "pool_blocks": 16, **config}))
+            server = WatchedServer(TargetConfig(**{"block_size_bytes": 8192, "pool_blocks": 16, "quota": 4, **config}))
             stack.callback(server.stop)
             server.start()
             return server
@@ -89,25 +90,21 @@ class FakeTarget:
         self.stream: Any = None
         self.session_over = threading.Event()
         """Set by the test when the client is done with the session."""
-        self._failure: BaseException | None = None
         self._script = script
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
+        self._executor = ThreadPoolExecutor(1)
+        self._outcome = self._executor.submit(self._run)
 
     def _run(self) -> None:
         try:
             self._script(self)
-        except BaseException as error:  # handed to the test by `finish`
-            self._failure = error
         finally:
             self._channel.close()
 
     def finish(self) -> None:
+        """Raises what the script raised."""
         self.session_over.set()
-        self._thread.join(DEADLINE_S)
-        assert not self._thread.is_alive()
-        if self._failure is not None:
-            raise self._failure
+        self._outcome.result(DEADLINE_S)
+        self._executor.shutdown()
 
     def _next(self, wanted: Callable[[Event], bool]) -> Any:
         deadline_s = time.monotonic() + DEADLINE_S
@@ -155,7 +152,9 @@ class FakeTarget:
     def read(self, length: int, stag: int, to: int) -> bytes:
         sink = self._rnic.register(bytearray(length), Access.NONE, pd=self._pd)
         self.stream.post([RdmaRead(2, Sge(sink, 0, length), stag, to)])
-        self._next(lambda event: isinstance(event, WorkCompletion) and event.opcode is WcOpcode.RDMA_READ)
+        done = self._next(lambda event: isinstance(event, WorkCompletion) and event.opcode is WcOpcode.RDMA_READ)
+        if done.status is WcStatus.FLUSHED:
+            raise ConnectionLost("the stream ended before the read was answered")
         return bytes(sink.view)
 
     def ended(self) -> StreamEnded:
@@ -237,17 +236,3 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
             yield lambda url, **arguments: stack.enter_context(
                 AwaitedClient(loop, loop.run_until_complete(kbtp.connect_async(url, **arguments)))
             )
-
-
-@pytest.fixture
-def outcome() -> Callable[..., KbtpError | None]:
-    """`outcome(call)`: the KbtpError that `call` raises, None if it raises none."""
-
-    def run(call: Callable[[], object]) -> KbtpError | None:
-        try:
-            call()
-        except KbtpError as error:
-            return error
-        return None
-
-    return run

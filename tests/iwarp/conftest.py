@@ -178,12 +178,9 @@ class RegionMemory:
     regions: dict[int, Region] = field(default_factory=dict)
     lent: set[int] = field(default_factory=set)
     next_sink_stag: int = 0xABCD0001
-    on_access: Callable[[], None] | None = None
 
     def _find(self, layer: str, stag: int, to: int, length: int, right: str) -> memoryview:
         causes = TerminateCause
-        if self.on_access:
-            self.on_access()
         region = self.regions.get(stag)
         if region is None or not region.valid:
             raise PeerMisbehaved(causes[f"{layer}_INVALID_STAG"], f"no STag {stag:#x}")
@@ -288,17 +285,12 @@ def negotiated_as(**changes: Any) -> Negotiated:
     return Negotiated(**(values | changes))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def wire() -> type[Wire]:
     return Wire
 
 
-@pytest.fixture
-def negotiated() -> Callable[..., Negotiated]:
-    return negotiated_as
-
-
-@pytest.fixture
+@pytest.fixture(scope="session")
 def new_memory() -> Callable[..., RegionMemory]:
     """Memory with one region of `length` octets, counting up, at STAG and BASE_TO."""
 
@@ -309,7 +301,7 @@ def new_memory() -> Callable[..., RegionMemory]:
     return build
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def new_end(new_memory: Callable[..., RegionMemory]) -> Callable[..., End]:
     """A stream over fresh memory (or `memory`), the active side unless told, with `negotiated` changes."""
 
@@ -339,16 +331,21 @@ def marked_half() -> MarkedHalf:
     return MarkedHalf()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
+def new_marked_half() -> type[MarkedHalf]:
+    return MarkedHalf
+
+
+@pytest.fixture(scope="session")
 def stag() -> int:
     return STAG
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def base_to() -> int:
     return BASE_TO
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def new_region() -> type[Region]:
     return Region

@@ -188,7 +188,7 @@ def test_x16_memory_is_in_native_order(end: Any, wire: Any, stag: int, base_to: 
         wire.atomic_request(1, FETCH_ADD, 1, stag, base_to, 0x0102030405060708, 0),
         wire.read_request(2, 1, 0, 8, stag, base_to),
     )
-    atomic, read = end.says()
+    _, read = end.says()
     assert read.payload == struct.pack("=Q", 0x0102030405060708)
 
 
@@ -276,9 +276,7 @@ def test_x1_x24_immediate_octets(end: Any) -> None:
     assert end.events() == [ImmediateCompleted(1), ImmediateCompleted(2)]
 
 
-def test_x25_x26_x27_immediate_is_delivered_in_order_with_sends(
-    end: Any, wire: Any, stag: int, base_to: int
-) -> None:
+def test_x25_x26_x27_immediate_is_delivered_in_order_with_sends(end: Any, wire: Any, stag: int, base_to: int) -> None:
     buffers = [end.receive(wr_id) for wr_id in range(3)]
     events = end.hears(
         wire.send(1, b"send"),

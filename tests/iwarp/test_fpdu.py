@@ -99,8 +99,8 @@ def test_f11_f13_f14_f16_f20_f21_every_size_in_any_split(marked_half: Any, wire:
         at += step
     assert got == ulpdus and not decoder.half_received
     if markers:
-        reserved, pointers = zip(*(struct.unpack_from(">HH", stream, at) for at in range(0, len(stream), 512)), strict=True)
-        assert not any(reserved) and not any(pointer % 4 for pointer in pointers)
+        found = [struct.unpack_from(">HH", stream, at) for at in range(0, len(stream), 512)]
+        assert all(reserved == 0 and pointer % 4 == 0 for reserved, pointer in found)
 
 
 @pytest.mark.parametrize("markers", [False, True])

@@ -171,9 +171,7 @@ def test_r4_wrong_t_bit(end: Any, wire: Any, opcode: int) -> None:
     assert end.refuses(ulpdu) == (0, 2, 6)
 
 
-@pytest.mark.parametrize(
-    ("opcode", "queue"), [(o, q) for o in (1, 3, 4, 5, 6, 7, 8, 9, 10, 11) for q in range(5)]
-)
+@pytest.mark.parametrize(("opcode", "queue"), [(o, q) for o in (1, 3, 4, 5, 6, 7, 8, 9, 10, 11) for q in range(5)])
 def test_r5_wrong_queue(end: Any, wire: Any, opcode: int, queue: int) -> None:
     right = {1: 1, 10: 1, 7: 2, 11: 3}.get(opcode, 0)
     if queue != right:
@@ -532,6 +530,12 @@ def test_r39_r40_a_local_terminate_quotes_nothing_and_is_the_last_word(end: Any,
     assert end.says() == [] and end.stream.sent_cause is TerminateCause.RDMAP_UNSPECIFIED
 
 
+def test_e19_another_set_up_error_is_2_0_05(end: Any) -> None:
+    end.stream.terminate(TerminateCause.MPA_LOCAL_CATASTROPHIC)
+    (terminate,) = end.says()
+    assert terminate.payload == bytes.fromhex("20050000")
+
+
 def test_r40_a_message_under_way_is_cut_short_by_the_terminate(new_end: Any, wire: Any) -> None:
     end = new_end(mulpdu=128)
     end.stream.post_send(1, [bytes(1000)])
@@ -540,9 +544,7 @@ def test_r40_a_message_under_way_is_cut_short_by_the_terminate(new_end: Any, wir
     assert end.terminates() == (1, 2, 3)
 
 
-def test_f6_f7_f8_a_bad_crc_is_2_0_02_and_nothing_of_it_is_placed(
-    end: Any, wire: Any, stag: int, base_to: int
-) -> None:
+def test_f6_f7_f8_a_bad_crc_is_2_0_02_and_nothing_of_it_is_placed(end: Any, wire: Any, stag: int, base_to: int) -> None:
     before = bytes(end.memory.regions[stag].octets)
     bad = bytearray(wire.fpdu(wire.write(stag, base_to, b"\xff" * 16)))
     bad[-1] ^= 1

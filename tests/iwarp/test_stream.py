@@ -52,7 +52,7 @@ def test_pieces_of_other_formats_and_sizes_are_gathered() -> None:
 def test_receive_data_takes_any_buffer(end: Any, wire: Any) -> None:
     for wr_id in range(3):
         end.receive(wr_id)
-    for msn, kind in enumerate((bytes, bytearray, lambda b: memoryview(b)), start=1):
+    for msn, kind in enumerate((bytes, bytearray, memoryview), start=1):
         end.stream.receive_data(kind(wire.fpdu(wire.send(msn, b"x"))))
     assert end.events() == [Received(n, 1, None, False) for n in range(3)]
 

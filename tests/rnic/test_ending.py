@@ -7,9 +7,35 @@ import pytest
 
 from kbtp.errors import ApiMisuse, ConnectionLost, DeadlineExceeded, PeerMisbehaved
 from kbtp.types import TerminateCause as Cause
-from kbtp.verbs.api import Access, FetchAdd, RdmaRead, RdmaWrite, Send, Sge, StreamEnded, WcOpcode, WcStatus
+from kbtp.verbs.api import (
+    Access,
+    FetchAdd,
+    RdmaRead,
+    RdmaWrite,
+    Send,
+    Sge,
+    StreamEnded,
+    WcOpcode,
+    WcStatus,
+    WorkCompletion,
+)
 
 R, W, A = Access.REMOTE_READ, Access.REMOTE_WRITE, Access.REMOTE_ATOMIC
+PATIENCE_S = 20.0
+
+
+TERMINATE_0_2_07 = bytes.fromhex("4147 00000000 00000002 00000001 00000000 02070000")
+
+
+def connected_to_raw(net, rnic):
+    """A side whose stream leads to a peer that is only a socket."""
+    client = net.side(rnic)
+    raw_listener = net.raw_listener()
+    stream = client.connect(raw_listener.getsockname())
+    raw = net.raw_from(raw_listener)
+    raw.respond()
+    net.pump(lambda: client.established(stream) is not None)
+    return client, stream, raw
 
 
 def statuses(side, stream) -> list[tuple[int, WcOpcode, WcStatus]]:
@@ -103,13 +129,8 @@ def test_posting_to_an_ended_stream_raises_and_ending_it_again_does_nothing(pair
     assert len(pair.client.events) == events
 
 
-def test_a_peer_that_closes_while_work_is_outstanding_is_a_loss(net, server, connect_pair) -> None:
-    raw_listener = net.raw_listener()
-    client = net.side(server.rnic)
-    stream = client.connect(raw_listener.getsockname())
-    raw = net.raw_from(raw_listener)
-    raw.respond()
-    net.pump(lambda: client.established(stream) is not None)
+def test_a_peer_that_closes_while_work_is_outstanding_is_a_loss(net, new_rnic) -> None:
+    client, stream, raw = connected_to_raw(net, new_rnic())
     sink = client.region(8)
     stream.post([Send(1, b"x"), RdmaRead(2, Sge(sink, 0, 8), 1, 0)])
     net.pump(lambda: len(raw.ulpdus()) == 2)
@@ -126,12 +147,7 @@ def test_a_peer_that_closes_while_work_is_outstanding_is_a_loss(net, server, con
 
 
 def test_disconnect_does_not_wait_for_ever_for_the_peers_fin(net, new_rnic) -> None:
-    client = net.side(new_rnic(disconnect_s=0.05))
-    raw_listener = net.raw_listener()
-    stream = client.connect(raw_listener.getsockname())
-    raw = net.raw_from(raw_listener)
-    raw.respond()
-    net.pump(lambda: client.established(stream) is not None)
+    client, stream, _ = connected_to_raw(net, new_rnic(disconnect_s=0.05))
 
     stream.disconnect()
 
@@ -141,12 +157,7 @@ def test_disconnect_does_not_wait_for_ever_for_the_peers_fin(net, new_rnic) -> N
 
 
 def test_disconnect_does_not_wait_for_ever_for_posted_work(net, new_rnic) -> None:
-    client = net.side(new_rnic(disconnect_s=0.05))
-    raw_listener = net.raw_listener()
-    stream = client.connect(raw_listener.getsockname())
-    raw = net.raw_from(raw_listener)
-    raw.respond()
-    net.pump(lambda: client.established(stream) is not None)
+    client, stream, _ = connected_to_raw(net, new_rnic(disconnect_s=0.05))
     stream.post([FetchAdd(1, 1, 0, 1, 0)])
 
     stream.disconnect()
@@ -155,31 +166,6 @@ def test_disconnect_does_not_wait_for_ever_for_posted_work(net, new_rnic) -> Non
     assert isinstance(ended.reason, DeadlineExceeded)
     assert "did not let the posted work finish" in str(ended.reason)
     assert (1, WcOpcode.ATOMIC, WcStatus.FLUSHED) in statuses(client, stream)
-
-
-def test_a_slow_peer_that_still_moves_is_waited_for(net, new_rnic) -> None:
-    client = net.side(new_rnic(disconnect_s=0.1))
-    raw_listener = net.raw_listener()
-    stream = client.connect(raw_listener.getsockname())
-    raw = net.raw_from(raw_listener)
-    raw.respond()
-    net.pump(lambda: client.established(stream) is not None)
-    raw.reading = False
-    stream.post([RdmaWrite(1, (client.sge(bytes(8 << 20)),), 1, 0)])
-
-    stream.disconnect()
-    for _ in range(6):
-        before = client.channel.next_timeout_s()
-        assert before is not None
-        net.pump(lambda: (client.channel.next_timeout_s() or 0.0) <= 0.05)
-        raw.received += raw.sock.recv(1 << 20)
-        net.settle()
-        assert client.ended(stream) is None, "octets moved since the timer started"
-    raw.reading = True
-
-    net.pump(lambda: raw.fin)
-    raw.close()
-    assert client.wait_end(stream).reason is None
 
 
 # --- with a Terminate ---
@@ -280,21 +266,14 @@ def test_a_post_that_finds_the_connection_dead_is_flushed_not_raised(pair) -> No
 
 
 def test_a_terminate_that_came_before_the_connection_broke_is_still_read(net, new_rnic) -> None:
-    client = net.side(new_rnic())
-    raw_listener = net.raw_listener()
-    stream = client.connect(raw_listener.getsockname())
-    raw = net.raw_from(raw_listener)
-    raw.respond()
-    net.pump(lambda: client.established(stream) is not None)
+    client, stream, raw = connected_to_raw(net, new_rnic())
     stream.post([Send(1, b"never read")])
-    # Terminate 0/2/07, then a RST because of the unread Send: sending fails before anybody polled.
-    raw.sock.send(raw.encoder.encode([bytes.fromhex("4147000000000000000200000001000000000207 0000".replace(" ", ""))]))
-    raw.close()
-    while client.ended(stream) is None and not client.channel.poll(0.0) == [] and len(client.events) == 0:
-        break
+    raw.sock.send(raw.encoder.encode([TERMINATE_0_2_07]))
+    raw.close()  # a RST, because of the unread Send
+
+    stream.post([Send(2, b"cannot be sent")])  # before anybody polled
 
     ended = client.wait_end(stream)
-
     assert ended.terminate is not None
     assert (ended.terminate.layer, ended.terminate.etype, ended.terminate.code) == (0, 2, 7)
 
@@ -306,24 +285,18 @@ def test_scoped_regions_are_revoked_before_the_flushes_are_reported(pair) -> Non
     scoped = pair.server.region(8, W, stream=pair.s)
     shared = pair.server.region(8, W)
     pair.c.abort()
-    seen: list[tuple[bool, bool]] = []
 
-    def watch() -> bool:
-        for event in pair.server.channel.poll(0.05):
-            seen.append((isinstance(event, StreamEnded), scoped.valid))
-        return bool(seen)
+    seen = []
+    while not seen:
+        seen = [(type(event), scoped.valid) for event in pair.server.channel.poll(PATIENCE_S)]
 
-    while not watch():
-        pass
-
-    assert seen == [(False, False)] * 8 + [(True, False)]
+    assert seen == [(WorkCompletion, False)] * 8 + [(StreamEnded, False)]
     assert shared.valid
 
 
 def test_work_and_receives_are_flushed_in_their_order(connect_pair) -> None:
     pair = connect_pair(client_depth=(0, 1))
     sink = pair.client.region(8)
-    pair.server.rnic  # noqa: B018
     pair.c.post(
         [
             RdmaRead(1, Sge(sink, 0, 8), pair.server.region(8, R).stag, 0),

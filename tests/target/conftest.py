@@ -2,7 +2,8 @@
 
 `World` is one target and what its server does: it carries actions out and brings completions in. `Peer` is one
 initiator's end of a stream. Every action of a session passes through `Peer.perform`, which holds it to the rules
-that are true at every moment: credits (profile 3), the read depth, one completion for each request, nothing after the end.
+that are true at every moment: credits (profile 3), the read depth, one completion for each request, nothing
+after the end.
 
 An RDMA operation moves the first half of its octets when it is posted and the rest when a test finishes it, so that
 whatever changes in between is seen.
@@ -254,10 +255,9 @@ class Peer:
     def ack(self) -> HelloAck:
         return self.acks[-1]
 
-    @property
-    def first(self) -> int:
-        """The first handle of the peer's own range."""
-        return self.ack.first_handle
+    def handle(self, n: int = 0) -> int:
+        """The n-th handle of the peer's own range."""
+        return (self.ack.first_handle + n) % (1 << 64)
 
     def buffer(self, octets: bytes) -> int:
         """Register a buffer; its STag."""
@@ -296,9 +296,7 @@ class Peer:
         )
         return request_id
 
-    def store(
-        self, handle: int, data: bytes, *, generation: int = 0, flags: int = 0, stag: int | None = None
-    ) -> int:
+    def store(self, handle: int, data: bytes, *, generation: int = 0, flags: int = 0, stag: int | None = None) -> int:
         return self._put(Store, handle, data, generation, flags, stag)
 
     def alloc_store(
@@ -406,6 +404,10 @@ class World:
         self.target.tick(self.now_s)
         self.perform()
 
+    def table(self) -> list[Entry]:
+        """Every entry there is."""
+        return [self.store.read((BASE_HANDLE + n) % (1 << 64)) for n in range(self.config.handle_count)]
+
     def end_all(self) -> None:
         for peer in self.peers:
             if not peer.ended:
@@ -420,11 +422,11 @@ class World:
         assert self.store.free_blocks == self.config.pool_blocks
         assert self.store.quotas.left == self.config.pool_blocks
         assert sum(peer.memory.held_regions for peer in self.peers) == 0
-        last = self.connect(requested_quota=self.config.pool_blocks, requested_handles=1 << 64 - 1)
+        last = self.connect(requested_quota=self.config.pool_blocks, requested_handles=(1 << 64) - 1)
         assert last.ack.allocation_quota == self.config.pool_blocks
         assert (last.ack.first_handle, last.ack.handle_count) == (BASE_HANDLE, self.config.handle_count)
         for n in range(self.config.pool_blocks):
-            last.bind((last.first + n) % (1 << 64), bytes([n]) * BLOCK)
+            last.bind(last.handle(n), bytes([n]) * BLOCK)
         last.end()
         assert self.store.free_blocks == self.config.pool_blocks
 

@@ -16,7 +16,7 @@ from kbtp.cli.units import Seconds, format_size
 @click.command()
 @click.argument("url")
 @click.option("--namespace", help="Must equal the target's, when it has one.", envvar="KBTP_NAMESPACE")
-@click.option("--timeout", "timeout_s", type=Seconds(), default=10.0, show_default="10s", help="For the whole exchange.")
+@click.option("--timeout", "timeout_s", type=Seconds(), default=10.0, show_default="10s", help="For the exchange.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def stat(url: str, namespace: str | None, timeout_s: float, as_json: bool) -> None:
     """Open a session with the target at URL, print what it grants, and leave.

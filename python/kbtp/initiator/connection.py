@@ -76,6 +76,7 @@ class Connection:
         size = config.completion_credits * config.max_message_bytes
         self._receives = rnic.register(bytearray(size), Access.NONE, pd=self._pd)
         self._stream: Stream | None = None
+        self._timeout_s = timeout_s
         self._connect_deadline_s = now_s + timeout_s
         self._attempt_deadline_s = 0.0
         self._temporary: dict[Operation, MemoryRegion] = {}
@@ -151,7 +152,7 @@ class Connection:
         now_s = now()
         if self.session is None and self.error is None and now_s >= self._attempt_deadline_s:
             if now_s >= self._connect_deadline_s:
-                self.end(DeadlineExceeded(f"{self.address}: no answer to HELLO in time; is a KBTP target there?"))
+                self._connect_timed_out()
             else:
                 log.info("%s: no HELLO_ACK within %g s, trying again", self.address, limits.HELLO_ACK_TIMEOUT_S)
                 self._attempt(now_s)
@@ -171,7 +172,9 @@ class Connection:
 
     def _stream_ended(self, event: StreamEnded) -> None:
         reason = event.reason
-        if isinstance(reason, ConnectionLost):
+        if isinstance(reason, DeadlineExceeded) and self.session is None:
+            self._connect_timed_out()
+        elif isinstance(reason, ConnectionLost):
             self.end(reason)
         elif event.terminate is not None:
             self.end(ConnectionLost(f"{self.address} ended the stream: {event.terminate}", event.terminate))
@@ -179,6 +182,11 @@ class Connection:
             self.end(reason)
         else:
             self.end(ConnectionLost(f"{self.address} closed the connection"))
+
+    def _connect_timed_out(self) -> None:
+        self.end(
+            DeadlineExceeded(f"{self.address} did not answer within {self._timeout_s:.3g} s; is a KBTP target there?")
+        )
 
     def _received(self, completion: WorkCompletion) -> None:
         slot, size = completion.wr_id, self.config.max_message_bytes

@@ -187,7 +187,7 @@ class InitiatorSession:
         Raises `PeerMisbehaved` for anything but a completion of an outstanding request.
         """
         completion = _parse_completion(message)
-        operation = self._outstanding.pop(completion.request_id, None)
+        operation = self._outstanding.get(completion.request_id)
         if operation is None:
             raise _misbehaved(f"COMPLETION for Request ID {completion.request_id}, which is not outstanding")
         if completion.handle != operation.chosen_handle:
@@ -198,6 +198,7 @@ class InitiatorSession:
             and completion.data_length > operation.length_bytes
         ):
             raise _misbehaved(f"LOAD of {completion.data_length} octets into {operation.length_bytes}")
+        del self._outstanding[completion.request_id]
         if self._try_another_handle(operation, completion):
             return None
         self._note_handle(operation, completion)

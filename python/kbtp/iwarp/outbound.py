@@ -227,14 +227,15 @@ class Outbound:
         """
         control, request = control_octet(RdmapOpcode.READ_RESPONSE), owed.request
         for offset, size, last in cut(request.size, self._mulpdu - DDP_TAGGED_HEADER_BYTES):
-            header = pack_tagged(control, request.sink_stag, request.sink_to + offset, last=last)
-            if not size:
-                yield [header], last
-                continue
-            left = request.advanced(offset)
-            try:
-                source = self._state.memory.read_source(left.source_stag, left.source_to, left.size)
-            except PeerMisbehaved as error:
-                self._state.fail(error, Offender.of(owed.ulpdu, left.pack()))
-                return
-            yield [header, source[:size]], last
+            pieces: list[bytes | memoryview] = [
+                pack_tagged(control, request.sink_stag, request.sink_to + offset, last=last)
+            ]
+            if size:
+                left = request.advanced(offset)
+                try:
+                    source = self._state.memory.read_source(left.source_stag, left.source_to, left.size)
+                except PeerMisbehaved as error:
+                    self._state.fail(error, Offender.of(owed.ulpdu, left.pack()))
+                    return
+                pieces.append(source[:size])
+            yield pieces, last

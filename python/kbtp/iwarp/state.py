@@ -52,9 +52,7 @@ class StreamState:
             self.events.append(oldest)
 
     def fail(self, error: PeerMisbehaved, offender: Offender | None) -> None:
-        """The peer broke the protocol. Only the first error counts (RFC 5040 7.1 item 4)."""
-        if self.failed:
-            return
+        """The peer broke the protocol. Nothing is looked at after the first error (RFC 5040 7.1 item 4)."""
         # A responder whose very first FPDU is bad may not have sent by the letter of RFC 5044 7.1.2 rule 4; the
         # initiator takes FPDUs by then, and is better told.
         self.end_with(error.cause, offender)

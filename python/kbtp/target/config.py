@@ -1,4 +1,4 @@
-"""What an operator decides about a target. The one source of its defaults, whoever asks: code, flags, environment, file."""
+"""What an operator decides about a target. The one source of its defaults: for code, flags, environment and file."""
 
 from __future__ import annotations
 

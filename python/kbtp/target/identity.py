@@ -7,13 +7,13 @@ anonymous initiator is an identity of its own that ends with its stream.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kbtp.blocks import BlockStore, HandleRange, HandleRanges
 from kbtp.limits import INITIATOR_ID_BYTES
 from kbtp.target.config import TargetConfig
-from kbtp.types import Status
+from kbtp.types import BlockOffset, Status
 from kbtp.wire import Hello
 
 DEFAULT_DOMAIN = "default"
@@ -51,16 +51,21 @@ class Admission:
 class Identities:
     """All identities of one incarnation, live, lingering and leaving."""
 
-    def __init__(self, config: TargetConfig, store: BlockStore, table_base_handle: int) -> None:
+    def __init__(
+        self,
+        config: TargetConfig,
+        store: BlockStore,
+        table_base_handle: int,
+        watch_free: Callable[[BlockOffset], None],
+    ) -> None:
+        """`watch_free` is told of each block whose return to the ring waits for LOADs (profile 6.1)."""
         self._config = config
         self._store = store
+        self._watch_free = watch_free
         self._ranges = HandleRanges(table_base_handle, config.handle_count)
         self._by_key: dict[tuple[str, bytes], Identity] = {}
         self._lingering: set[Identity] = set()
         self._by_first_handle: dict[int, Identity] = {}
-
-    def __iter__(self) -> Iterator[Identity]:
-        return iter(list(self._by_first_handle.values()))
 
     def owner_of(self, handle: int) -> Identity | None:
         """Whose range `handle` is in; None if no initiator was assigned it."""
@@ -117,8 +122,10 @@ class Identities:
     def _leave(self, identity: Identity) -> None:
         identity.leaving = True
         self._by_key.pop((identity.domain, identity.initiator_id), None)
-        for handle in list(self._store.bound_handles(identity.handles)):
-            self._store.begin_free(handle, identity, lambda _entry: self.freed(identity))
+        for handle in self._store.bound_handles(identity.handles):
+            block_offset = self._store.read(handle).block_offset
+            if not self._store.begin_free(handle, identity, lambda _entry: self.freed(identity)):
+                self._watch_free(block_offset)
         self.freed(identity)
 
     def freed(self, identity: Identity) -> None:
@@ -133,5 +140,3 @@ class Identities:
 
 def _expiry_s(identity: Identity) -> float:
     return math.inf if identity.expires_at_s is None else identity.expires_at_s
-
-

@@ -21,7 +21,7 @@ from kbtp.target.actions import SessionMemory
 from kbtp.target.checks import TargetRequest, refusal
 from kbtp.target.identity import Identities, Identity
 from kbtp.types import RequestFlag, Status
-from kbtp.verbs.api import MemoryRegion, RdmaRead, RdmaWrite, Sge
+from kbtp.verbs.api import MemoryRegion, Sge
 from kbtp.wire import AllocStore, Free, Load, Store
 
 
@@ -201,7 +201,6 @@ class Sequences:
         block_offset, task.block_offset = task.block_offset, None
         if block_offset is not None:
             self._store.abort_alloc_store(task.request.handle, block_offset, self._identity)
-            self._identities.freed(self._identity)
 
     def _drop_staging(self, task: Task) -> None:
         staging, task.staging = task.staging, None

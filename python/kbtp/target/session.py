@@ -27,15 +27,24 @@ from kbtp.target.identity import DEFAULT_DOMAIN, Admission, Identity
 from kbtp.target.sequences import Sequences, Task
 from kbtp.types import Feature, HelloAckFlag, Opcode, RequestFlag, Status, TerminateCause
 from kbtp.verbs.api import MemoryRegion, RdmaRead, RdmaWrite, Recv, Send, Sge, WcOpcode, WcStatus, WorkCompletion
-from kbtp.wire import AllocStore, CommonHeader, Completion, DataDescriptor, Free, Hello, HelloAck, Load, Store, parse_request
+from kbtp.wire import (
+    AllocStore,
+    CommonHeader,
+    Completion,
+    DataDescriptor,
+    Free,
+    Hello,
+    HelloAck,
+    Load,
+    Store,
+    parse_request,
+)
 
 if TYPE_CHECKING:
     from kbtp.target.target import Target
 
 _GRANTABLE = Feature.INVALIDATE
 """Direct modes are not offered; RECORD_COMPLETION must not be on an RDMAP binding (draft 6.5)."""
-
-_HELLO_SLOT = 0
 
 
 class Session:
@@ -76,7 +85,7 @@ class Session:
 
     def received(self, completion: WorkCompletion, now_s: float) -> None:
         """A Send of the peer is in the receive buffer `completion.wr_id`."""
-        if self._ending or self.ended:
+        if self._ending or self.ended or completion.status is WcStatus.FLUSHED:
             return
         slot = completion.wr_id
         region, size = self._receive_buffer()
@@ -182,7 +191,8 @@ class Session:
     def _open(self, hello: Hello, admission: Admission) -> None:
         config, target = self._target.config, self._target
         self.identity = identity = admission.identity
-        self.name = hello.name or ""
+        # It goes into logs, one line each: what the peer chose must not start a second one.
+        self.name = "".join(c if c.isprintable() else "?" for c in hello.name or "")
         self._features = Feature(hello.requested_features) & _GRANTABLE
         self._sequences = Sequences(target.store, target.identities, identity, self._memory, self, reader=self)
         credits = min(hello.completion_credits, config.request_credits)
@@ -275,7 +285,7 @@ class Session:
 
     def _post_reads(self) -> None:
         """Profile 3 "RDMA Reads": those beyond the depth wait here, where no completion waits behind them."""
-        while self._waiting_reads and self._reads_posted < self._read_depth:
+        while self._waiting_reads and self._reads_posted < self._read_depth and not self._ending:
             task, sink = self._waiting_reads.popleft()
             data = _data_descriptor(task.request)
             self._act(RdmaRead(self._track(task), sink, data.stag, data.to))

@@ -24,7 +24,7 @@ class Target:
         self.store = store
         self.incarnation = incarnation
         self.table_base_handle = table_base_handle
-        self.identities = Identities(config, store, table_base_handle)
+        self.identities = Identities(config, store, table_base_handle, self.watch_free)
         self.sessions: set[Session] = set()
         self.has_actions: set[Session] = set()
         self.now_s = 0.0
@@ -38,6 +38,7 @@ class Target:
 
     def end_session(self, session: Session, now_s: float) -> None:
         """The stream of `session` has ended and all its work completions have been seen."""
+        self.now_s = now_s
         self.sessions.discard(session)
         session.end()
         self.has_actions.discard(session)
@@ -45,7 +46,7 @@ class Target:
             self.identities.depart(session.identity, now_s)
 
     def watch_free(self, block_offset: int) -> None:
-        """A FREE waits for the pins on this block: its readers have `drain_s` to let go (profile 6.1)."""
+        """The return of this block to the ring waits for pins: its readers have `drain_s` to let go (profile 6.1)."""
         self._free_deadlines_s[block_offset] = self.now_s + self.config.drain_s
 
     def tick(self, now_s: float) -> None:

@@ -1,7 +1,8 @@
 """The reference RNIC: user-space iWARP in Python, for anywhere and for reading.
 
 From below: `tcp` (sockets), `loop` (readiness, timers, events), `goodbye` (the end of a connection), `posting` (checks
-of work requests), `stream`, `connector` and `listener` (start-up), `channel`, `device`.
+of work requests), `operation` and `completions` (a connection in use), `stream`, `connector` (active start-up),
+`listener` and `request` (passive start-up), `channel`, `device`.
 """
 
 from kbtp.rnic.reference.device import ReferenceRnic

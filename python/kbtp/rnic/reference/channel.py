@@ -29,7 +29,10 @@ class ReferenceChannel:
         self._on_close = on_close
 
     def listen(self, host: str, port: int) -> ReferenceListener:
-        """Listen on the first address `host` has; "" is every address. Port 0 takes a free one. Raises OSError."""
+        """Listen on the first address of `host` ("": the system's wildcard); port 0 takes a free one.
+
+        Raises OSError as the system gives it, ApiMisuse for a port that is none.
+        """
         self._check_open()
         if not 0 <= port <= _PORT_MAX:
             raise ApiMisuse(f"a port to listen on must be 0 to {_PORT_MAX}; got {port}")

@@ -57,8 +57,6 @@ class TcpLink:
         return self.sock.fileno() >= 0
 
     def queue(self, pieces: Iterable[bytes]) -> None:
-        if self.send_finished:
-            return
         for piece in pieces:
             self._unsent.append(memoryview(piece))
             self.unsent_bytes += len(piece)

@@ -1,0 +1,50 @@
+"""Which RNIC `open_rnic` opens."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+import kbtp.rnic
+from kbtp.errors import ApiMisuse
+from kbtp.rnic import open_rnic
+
+
+@pytest.mark.parametrize("name", ["auto", "reference"])
+def test_the_reference_rnic_is_always_there(name: str) -> None:
+    rnic = open_rnic(name)
+    assert rnic.name == "reference"
+    rnic.close()
+
+
+def test_auto_logs_which_it_took(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "kbtp.rnic")
+    open_rnic().close()
+    assert "using RNIC reference" in caplog.text
+
+
+def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(ApiMisuse, match="no RNIC named 'quantum'; known are auto, reference"):
+        open_rnic("quantum")
+
+
+def _missing() -> None:
+    raise ImportError("no module named that")
+
+
+def test_auto_passes_over_one_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kbtp.rnic")
+    missing = kbtp.rnic._Entry("missing", _missing)
+    monkeypatch.setattr(kbtp.rnic, "_BEST_FIRST", (missing, *kbtp.rnic._BEST_FIRST))
+
+    open_rnic().close()
+
+    assert "missing is not there: no module named that" in caplog.text
+    with pytest.raises(ImportError):
+        open_rnic("missing")
+    monkeypatch.setattr(kbtp.rnic, "_BEST_FIRST", (missing,))
+    with pytest.raises(ApiMisuse, match="no RNIC works"):
+        open_rnic()
