@@ -20,7 +20,8 @@ help:  ## list these targets
 demo: $(VENV)/demo.stamp  ## a target, a prefill and a decode process share the KV cache of a small model
 	$(BIN)/python examples/demo/run.py
 
-# The demo's model is part of the tests. Hypothesis's profile "ci" draws the same examples each run and times none.
+# The demo's model is part of the tests; loadscope loads it once. Hypothesis's profile "ci" draws the same examples each run
+# and times none.
 # Without tshark its tests are left out aloud; under CI they are never left out, and so fail.
 test: $(VENV)/demo.stamp  ## all tests, and the coverage each package must have
 	@marked=(); \
@@ -28,7 +29,7 @@ test: $(VENV)/demo.stamp  ## all tests, and the coverage each package must have
 	    marked=(-m "not tshark"); \
 	    echo 'tshark is not installed: its tests are left out (to have them: apt-get install tshark)'; \
 	fi; \
-	$(BIN)/python -m pytest $(PYTEST_FLAGS) -n $(JOBS) --hypothesis-profile=ci --cov=kbtp --cov-report= "$${marked[@]}"
+	$(BIN)/python -m pytest $(PYTEST_FLAGS) -n $(JOBS) --dist=loadscope --hypothesis-profile=ci --cov=kbtp --cov-report= "$${marked[@]}"
 	@for package in $(COVERED); do \
 	    $(BIN)/coverage report --include="python/kbtp/$$package/*" --format=total >$(VENV)/total \
 	        || { cat $(VENV)/total; echo "line coverage of $$package: nothing was measured"; exit 1; }; \

@@ -21,6 +21,19 @@ ALL = R | W | Access.REMOTE_ATOMIC
 REQUEST = b"MPA ID Req Frame" + bytes.fromhex("50 02 0004 0004 0004")
 
 
+REPLY = b"MPA ID Rep Frame" + bytes.fromhex("50 02 0004 0004 0004")
+
+
+def mutations_of(frame: bytes) -> st.SearchStrategy[bytes]:
+    """`frame` with one octet changed and some more behind it."""
+    return st.builds(
+        lambda at, octet, rest: frame[:at] + bytes([octet]) + frame[at + 1 :] + rest,
+        st.integers(14, len(frame) - 1),
+        st.integers(0, 255),
+        st.binary(max_size=40),
+    )
+
+
 def send_ulpdu(msn: int, payload: bytes = b"", *, mo: int = 0, last: bool = True) -> bytes:
     return struct.pack(">BBIIII", 0x41 if last else 0x01, 0x43, 0, 0, msn, mo) + payload
 
@@ -339,6 +352,23 @@ def test_a_flooding_stream_does_not_starve_the_others(net, server, raw, connect_
 
 
 # --- anything at all ---
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_s12_random_start_up_octets_never_crash_either_side(net, server, data) -> None:
+    octets = data.draw(st.one_of(st.binary(max_size=600), mutations_of(REQUEST), mutations_of(REPLY)))
+    to_server = net.raw_to(server.listener.address)
+    raw_listener = net.raw_listener()
+    stream = server.connect(raw_listener.getsockname())
+    to_client = net.raw_from(raw_listener)
+
+    for raw in (to_server, to_client):
+        raw.send(octets)
+        raw.sock.shutdown(socket.SHUT_WR)
+
+    net.pump(lambda: to_server.gone and (server.ended(stream) or server.rejected(stream)))
+    net.pump(lambda: all(server.ended(accepted) for accepted in server.accepted))
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -7,7 +7,6 @@ import functools
 import gc
 import socket
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +15,7 @@ from kbtp.limits import TCP_KEEPALIVE_IDLE_S, TCP_KEEPALIVE_INTERVAL_S, TCP_KEEP
 from kbtp.rnic.reference import ReferenceOptions, ReferenceRnic, connector, listener, loop
 from kbtp.rnic.reference.connector import TcpAddress
 from kbtp.rnic.reference.tcp import TcpLink, address_text
+from kbtp.types import TerminateCause
 from kbtp.verbs.api import RdmaWrite, Send, WcStatus
 
 
@@ -132,6 +132,21 @@ def test_a_partial_send_goes_on_where_it_stopped(net) -> None:
     client.wait(stream, 1)
     net.pump(lambda: sum(len(ulpdu) - 14 for ulpdu in raw.ulpdus()) == len(octets))
     assert b"".join(ulpdu[14:] for ulpdu in raw.ulpdus()) == octets
+
+
+def test_a_socket_that_has_nothing_to_read_after_all() -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    link = TcpLink(ours, "peer")
+    buffer = memoryview(bytearray(8))
+
+    assert (link.receive(buffer), link.moved_bytes, link.receive_finished) == (None, 0, False)
+    theirs.send(b"abc")
+    assert (link.receive(buffer), link.moved_bytes) == (3, 3)
+    theirs.close()
+    assert (link.receive(buffer), link.receive_finished) == (0, True)
+    link.close()
+    link.reset()
 
 
 def test_addresses_are_written_with_brackets_where_they_need_them() -> None:
@@ -339,20 +354,17 @@ def test_s9_connections_without_a_request_are_bounded_and_make_room_when_they_go
 # --- when sockets break at awkward moments ---
 
 
-class Breaks:
-    """A method of `TcpLink` that fails."""
+def break_method(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """Let a method of every `TcpLink` fail from here on."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-        self._undo = SimpleNamespace(original=getattr(TcpLink, method))
+    def fail(link: TcpLink, *_: object) -> None:
+        raise OSError(errno.ENETDOWN, "Network is down")
 
-        def fail(link: TcpLink, *_: object) -> None:
-            raise OSError(errno.ENETDOWN, "Network is down")
-
-        monkeypatch.setattr(TcpLink, method, fail)
+    monkeypatch.setattr(TcpLink, method, fail)
 
 
 def test_a_fin_that_cannot_be_sent_is_a_loss(pair, monkeypatch) -> None:
-    Breaks(monkeypatch, "finish_sending")
+    break_method(monkeypatch, "finish_sending")
 
     pair.c.disconnect()
 
@@ -361,7 +373,7 @@ def test_a_fin_that_cannot_be_sent_is_a_loss(pair, monkeypatch) -> None:
 
 def test_a_goodbye_that_cannot_be_said_just_ends(net, server, monkeypatch) -> None:
     server.answer = lambda request: request.reject(b"")
-    Breaks(monkeypatch, "finish_sending")
+    break_method(monkeypatch, "finish_sending")
     raw = net.raw_to(server.listener.address)
     raw.send(b"MPA ID Req Frame" + bytes.fromhex("40 01 0000"))
 
@@ -384,9 +396,45 @@ def test_a_goodbye_whose_peer_resets_just_ends(net, server) -> None:
 
 def test_a_stream_that_cannot_read_is_a_loss(pair, monkeypatch) -> None:
     pair.c.post([Send(1, b"x")])
-    Breaks(monkeypatch, "receive")
+    break_method(monkeypatch, "receive")
 
     assert "Network is down" in str(pair.server.wait_end(pair.s).reason)
+
+
+def test_a_stream_that_can_neither_send_nor_read_is_a_loss(pair, monkeypatch) -> None:
+    break_method(monkeypatch, "send_queued")
+    break_method(monkeypatch, "receive")
+
+    pair.c.post([Send(1, b"x")])
+
+    ended = pair.client.wait_end(pair.c)
+    assert "Network is down" in str(ended.reason)
+    assert pair.client.completions(pair.c)[0].status is WcStatus.FLUSHED
+
+
+def test_a_request_whose_peer_is_gone_may_be_accepted_and_its_stream_ends(net, server) -> None:
+    raw = net.raw_to(server.listener.address)
+    raw.send(b"MPA ID Req Frame" + bytes.fromhex("50 02 0004 0004 0004"))
+    [request] = server.channel.poll(20.0)
+    raw.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+    net.raws.remove(raw)
+    raw.close()
+
+    stream = server.accept(request)
+
+    assert isinstance(server.wait_end(stream).reason, ConnectionLost)
+
+
+def test_a_terminate_survives_the_channel_being_closed_at_once(net) -> None:
+    """Unread input would make the close a RST, which can overtake the Terminate."""
+    client, stream, raw = connected_to_raw(net, ReferenceRnic())
+    raw.send(b"\0\x16 not read yet")
+
+    stream.terminate(TerminateCause.RDMAP_UNSPECIFIED)
+    client.channel.close()
+    net.sides.remove(client)
+
+    assert raw.wait_terminate().code == 0xFF
 
 
 def test_a_stream_shows_where_it_stands(pair) -> None:

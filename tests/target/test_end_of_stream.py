@@ -1,4 +1,4 @@
-"""A stream may end at any point: what was in progress is wholly done or not done, and nothing is lost. Profile 3, 8.9."""
+"""A stream may end at any point: what was in progress is wholly done or not done, nothing is lost. Profile 3, 8.9."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def prepare(world: Any, request: Request, *, open_: bool, read_depth: int, quota
     return peer, handle
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(
     sent=requests(),
     open_=mostly(True, False),

@@ -130,8 +130,8 @@ def test_a_target_that_is_not_there_resets() -> None:
         port = gone.getsockname()[1]
     with (
         CapturingProxy("127.0.0.1", port) as proxy,
+        pytest.raises(ConnectionResetError),  # which may be there before the connection is
         socket.create_connection(proxy.address, TIMEOUT_S) as client,
-        pytest.raises(ConnectionResetError),
     ):
         receive_all(client)
 

@@ -405,10 +405,19 @@ def test_a_foreign_domain_or_scope_is_refused(table: StagTable, pd: Domain, view
         table.register(bytearray(1), R, pd=table.allocate_pd(), scope=view)
 
 
-def test_a_scope_that_has_ended_is_refused(table: StagTable, pd: Domain, view: StreamView) -> None:
+def test_a_region_scoped_to_a_stream_that_has_ended_is_born_revoked(
+    table: StagTable, pd: Domain, view: StreamView
+) -> None:
+    """The end of a stream may always come first; that is nobody's mistake."""
+    memory = bytearray(8)
     view.close()
-    with pytest.raises(ApiMisuse, match="has ended"):
-        table.register(bytearray(1), R, pd=pd, scope=view)
+
+    region = table.register(memory, W, pd=pd, scope=view)
+
+    assert not region.valid
+    assert table.region(region.stag) is None
+    region.revoke()
+    assert table.register(memory, W, pd=pd).valid, "it grants nothing that could overlap"
 
 
 @pytest.mark.parametrize("base_to", [-1, TO_END - 7, TO_END])
@@ -468,8 +477,10 @@ class Model:
         self.open = [True, True, True]
 
     def refuses(self, start: int, end: int, access: Access, domain: int, stream: int | None) -> bool:
-        if stream is not None and (self.domain_of[stream] != domain or not self.open[stream]):
+        if stream is not None and self.domain_of[stream] != domain:
             return True
+        if stream is not None and not self.open[stream]:
+            return False  # born revoked
         changes = [
             octet
             for (low, high, granted, _, _), valid in zip(self.regions, self.valid, strict=True)
@@ -540,7 +551,7 @@ def test_the_table_agrees_with_the_model(steps: list[tuple[object, ...]]) -> Non
                     assert not refused
                     regions.append(region)
                     model.regions.append((start, end, access, domain, stream))
-                    model.valid.append(True)
+                    model.valid.append(stream is None or model.open[stream])
             case ("revoke", int(number)) if number < len(regions):
                 regions[number].revoke()
                 model.valid[number] = False

@@ -111,19 +111,16 @@ class Connection:
         if self._stream is not None:
             stream, self._stream = self._stream, None
             stream.abort()
-        try:
-            self._stream = self._channel.connect(
-                self.address.host,
-                self.address.port,
-                pd=self._pd,
-                private_data=ConnectionData(secrets.token_bytes(limits.CONNECTION_NONCE_BYTES)).pack(),
-                ird=self.config.read_depth,
-                ord_=self.config.read_depth,
-                timeout_s=left_s,
-                receives=[self._receive(slot) for slot in range(self.config.completion_credits)],
-            )
-        except OSError as error:
-            self.end(ConnectionLost(f"cannot connect to {self.address}: {error}"))
+        self._stream = self._channel.connect(
+            self.address.host,
+            self.address.port,
+            pd=self._pd,
+            private_data=ConnectionData(secrets.token_bytes(limits.CONNECTION_NONCE_BYTES)).pack(),
+            ird=self.config.read_depth,
+            ord_=self.config.read_depth,
+            timeout_s=left_s,
+            receives=[self._receive(slot) for slot in range(self.config.completion_credits)],
+        )
 
     def _receive(self, slot: int) -> Recv:
         size = self.config.max_message_bytes
@@ -185,7 +182,9 @@ class Connection:
 
     def _connect_timed_out(self) -> None:
         self.end(
-            DeadlineExceeded(f"{self.address} did not answer within {self._timeout_s:.3g} s; is a KBTP target there?")
+            DeadlineExceeded(
+                f"{self.address} did not answer within {round(self._timeout_s, 2):g} s; is a KBTP target there?"
+            )
         )
 
     def _received(self, completion: WorkCompletion) -> None:

@@ -216,12 +216,13 @@ class Stream(Protocol):
         ...
 
     def post(self, requests: Sequence[WorkRequest]) -> None:
-        """Queue work requests, executed in order. All or none: raises `ApiMisuse` before anything is queued,
-        `ConnectionLost` if the stream has ended."""
+        """Queue work requests, executed in order. All or none: raises `ApiMisuse` before anything is queued (on
+        the connecting side also until `Established`), `ConnectionLost` if the stream has ended or `disconnect` was
+        called."""
         ...
 
     def post_recv(self, receives: Sequence[Recv]) -> None:
-        """Queue receive buffers, used in order. Raises as `post` does."""
+        """Queue receive buffers, used in order; from `connect` until the end. Raises as `post` does."""
         ...
 
     def terminate(self, cause: TerminateCause) -> None:
@@ -248,7 +249,7 @@ class Listener(Protocol):
 
 @runtime_checkable
 class ConnectRequest(Protocol):
-    """A peer asks to connect: answer with `accept` or `reject` before the next `poll`."""
+    """A peer asks to connect: answer with `accept` or `reject` before the next `poll`, which else rejects it."""
 
     @property
     def private_data(self) -> bytes: ...
@@ -278,7 +279,7 @@ class Established:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The peer refused `stream` (from `Channel.connect`); no `StreamEnded` follows."""
+    """The peer refused `stream` (from `Channel.connect`): its last event. Its receives were FLUSHED before."""
 
     stream: Stream
     private_data: bytes
@@ -368,7 +369,8 @@ class Rnic(Protocol):
         Reachable through the STag: by every stream of `pd`, or by `stream` alone if given. The first octet
         has tagged offset `base_to`. Raises `ApiMisuse` for a zero length, a null pointer, a buffer that is not
         contiguous or not in CPU memory, a write or atomic right on read-only memory, or a write or atomic right on
-        octets that another valid region already lets a peer change (RFC 5042 6.3.6).
+        octets that another valid region already lets a peer change (RFC 5042 6.3.6). Scoped to a stream that has
+        ended the region is born revoked: the end of a stream may always come first.
         """
         ...
 

@@ -120,7 +120,7 @@ def buffer_of(obj: object) -> RegisteredBuffer:
     try:
         # The buffer protocol without a format (PyBUF_SIMPLE): also types it has no letter for.
         octets = np.frombuffer(obj, dtype=np.uint8)  # type: ignore[call-overload]
-    except TypeError:
+    except (TypeError, AttributeError):  # numpy 1 asks for an attribute first
         if isinstance(obj, DlpackTensor):
             return _of_dlpack(obj)
         raise ApiMisuse(

@@ -141,8 +141,7 @@ class StagTable:
 
         Raises:
             ApiMisuse: as `buffer_of`; a write or atomic right on read-only memory, or on octets that another valid
-                region already lets a peer change; `base_to` and length past 2^64; a scope that has ended or is
-                of another domain.
+                region already lets a peer change; `base_to` and length past 2^64; a scope of another domain.
         """
         registered = buffer_of(buffer)
         length = registered.view.nbytes
@@ -155,11 +154,14 @@ class StagTable:
         if access & _CHANGES and not registered.writable:
             raise ApiMisuse("a remote write or atomic right needs writable memory; this buffer is read-only")
         with self.lock:
-            if scope is not None and scope.closed:
-                raise ApiMisuse("the stream to scope the region to has ended")
-            if access & _CHANGES:
+            born_revoked = scope is not None and scope.closed
+            if access & _CHANGES and not born_revoked:
                 self._grant_change(registered.address, registered.address + length)
             region = Region(self, self._draw_stag(), registered, access, pd, scope, base_to)
+            if born_revoked:
+                region.mark_revoked()
+                self._remember(region.stag)
+                return region
             self._regions[region.stag] = region
             if scope is not None:
                 scope.scoped.add(region)

@@ -33,6 +33,18 @@ def resolve(host: str, port: int) -> list[TcpAddress]:
     return [TcpAddress(family, sockaddr) for family, _, _, _, sockaddr in results]
 
 
+class _Attempt:
+    """One address that is being tried."""
+
+    def __init__(self, connector: Connector, link: TcpLink) -> None:
+        self.link = link
+        self.connected = False
+        self._connector = connector
+
+    def on_ready(self, *, readable: bool, writable: bool) -> None:
+        self._connector.proceed(self, readable=readable)
+
+
 class Connector:
     """Works for one stream until that is open, rejected or failed, within `timeout_s`."""
 
@@ -51,8 +63,7 @@ class Connector:
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
         self._timer = loop.start_timer(timeout_s, self._timed_out)
-        self._link: TcpLink | None = None
-        self._connected = False
+        self._attempt: _Attempt | None = None
         self._refusals: list[str] = []
         stream.connect_through(self)
 
@@ -62,25 +73,24 @@ class Connector:
 
     def close_now(self) -> None:
         self._timer.cancel()
-        if self._link is not None:
-            self._loop.unwatch(self._link.sock)
-            self._link.close()
+        if self._attempt is not None:
+            self._loop.unwatch(self._attempt.link.sock)
+            self._attempt.link.close()
 
-    def on_ready(self, *, readable: bool, writable: bool) -> None:
-        link = self._link
-        if link is None:
-            return
-        if not self._connected:
+    def proceed(self, attempt: _Attempt, *, readable: bool) -> None:
+        """The socket of `attempt` is ready."""
+        link = attempt.link
+        if not attempt.connected:
             error_number = link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if error_number:
                 self._refusals.append(f"{link.peer}: {os.strerror(error_number)}")
                 self._try_next_address()
             else:
-                self._send_request(link)
+                self._send_request(attempt)
             return
         try:
             link.send_queued()
-            self._loop.watch(link.sock, self, read=True, write=bool(link.unsent_bytes))
+            self._loop.watch(link.sock, attempt, read=True, write=link.unsent_bytes > 0)
             received = link.receive(self._loop.read_buffer) if readable else None
         except OSError as error:
             self._fail(ConnectionLost(f"{link.peer} ended the connection before its MPA Reply: {error_text(error)}"))
@@ -97,7 +107,7 @@ class Connector:
 
     def _try_next_address(self) -> None:
         self.close_now()
-        self._link = None
+        self._attempt = None
         remaining_s = self._deadline - time.monotonic()
         while self._untried:
             # One that does not answer must leave time for the others.
@@ -108,9 +118,9 @@ class Connector:
             except OSError as error:
                 self._refusals.append(f"{address}: {error_text(error)}")
                 continue
-            self._link = link
+            self._attempt = _Attempt(self, link)
             self._timer = self._loop.start_timer(max(0.0, share_s), self._timed_out)
-            self._loop.watch(link.sock, self, read=False, write=True)
+            self._loop.watch(link.sock, self._attempt, read=False, write=True)
             return
         self._fail(
             ConnectionLost(
@@ -130,12 +140,12 @@ class Connector:
             raise
         return TcpLink(sock, str(address))
 
-    def _send_request(self, link: TcpLink) -> None:
-        self._connected = True
+    def _send_request(self, attempt: _Attempt) -> None:
+        attempt.connected = True
         self._timer.cancel()
         self._timer = self._loop.start_timer(self._deadline - time.monotonic(), self._timed_out)
-        link.queue([self._startup.request])
-        self._loop.watch(link.sock, self, read=True, write=True)
+        attempt.link.queue([self._startup.request])
+        self._loop.watch(attempt.link.sock, attempt, read=True, write=True)
 
     def _receive_reply(self, link: TcpLink, octets: memoryview) -> None:
         try:
@@ -148,23 +158,23 @@ class Connector:
             return
         self._timer.cancel()
         self._loop.unwatch(link.sock)
-        self._link = None
+        self._attempt = None
         if isinstance(result, MpaRejected):
             self._stream.rejected(link, result.private_data)
         else:
             self._stream.open(link, result, active=True, surplus=self._startup.surplus)
 
     def _timed_out(self) -> None:
-        link = self._link
-        if link is not None and not self._connected and self._untried:
-            self._refusals.append(f"{link.peer}: no answer")
+        connected = self._attempt is not None and self._attempt.connected
+        if self._attempt is not None and not connected and self._untried:
+            self._refusals.append(f"{self._attempt.link.peer}: no answer")
             self._try_next_address()
             return
-        phase = "MPA Reply" if self._connected else "TCP connection"
+        phase = "MPA Reply" if connected else "TCP connection"
         peer = self._stream.remote_address
         self._fail(DeadlineExceeded(f"no {phase} from {peer} within {self._timeout_s} s"))
 
     def _fail(self, reason: KbtpError) -> None:
         self.close_now()
-        self._link = None
+        self._attempt = None
         self._stream.fail_connecting(reason)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from kbtp.rnic.reference.loop import Loop
 from kbtp.rnic.reference.tcp import TcpLink
 
+_LAST_READS = 16
+
 
 class Goodbye:
     """Owns `link` from here on; nobody waits for it."""
@@ -31,9 +33,16 @@ class Goodbye:
         self._proceed()
 
     def close_now(self) -> None:
+        """Time is up, or the connection is broken, or the channel closes: what can be read is, to avoid a RST."""
         self._timer.cancel()
         self._loop.closables.discard(self)
         self._loop.unwatch(self._link.sock)
+        try:
+            for _ in range(_LAST_READS):
+                if not self._link.receive(self._loop.read_buffer):
+                    break
+        except OSError:
+            pass  # broken, and closed now anyway
         self._link.close()
 
     def _proceed(self) -> None:

@@ -74,7 +74,8 @@ class Loop:
         self._timer_numbers = count()
         self._selector = selectors.EpollSelector()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._wake_lock = threading.Lock()  # a wake after close must not write to a file descriptor used anew
+        # A wake after close must not write to a file descriptor used anew; one from a signal handler must not deadlock.
+        self._wake_lock = threading.RLock()
         self._selector.register(self._wake_fd, selectors.EVENT_READ, None)
         self._polling = False
         self._closed = False

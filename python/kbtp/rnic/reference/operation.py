@@ -106,13 +106,12 @@ class Operation:
         """True if it ended only because others should have a turn. Raises OSError."""
         budget_bytes = RNIC_PUMP_MAX_BYTES
         self.link.send_queued()
-        while not self.link.unsent_bytes and not self.link.send_finished:
+        while not self.link.unsent_bytes and not self.link.send_finished and self.iwarp.wants_to_send():
             if budget_bytes <= 0:
                 return True
-            built_bytes = self._build()
-            if self._has_stopped() or not built_bytes:
+            budget_bytes -= self._build()
+            if self._has_stopped():
                 break
-            budget_bytes -= built_bytes
             self.link.send_queued()
         return False
 

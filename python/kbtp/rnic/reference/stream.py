@@ -226,11 +226,9 @@ class ReferenceStream:
         )
 
     def take_silence(self, operation: Operation) -> None:
-        """Disconnecting: FIN once everything posted is done and everything owed to the peer has left."""
+        """Disconnecting: everything owed to the peer has left; FIN once everything posted is done too."""
         link = operation.link
-        if self._state is not _State.DISCONNECTING or link.send_finished:
-            return
-        if self._outstanding or operation.iwarp.wants_to_send():
+        if self._state is not _State.DISCONNECTING or link.send_finished or self._outstanding:
             return
         try:
             link.finish_sending()

@@ -1,0 +1,278 @@
+"""A target, a hostile peer on a bare socket, and a neighbour that must notice nothing."""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+import kbtp
+from kbtp.address import Address
+from kbtp.iwarp import events
+from kbtp.iwarp.mpa import ActiveStartup, MpaOptions, MpaRejected
+from kbtp.iwarp.stream import IwarpStream
+from kbtp.rnic.reference import ReferenceOptions, ReferenceRnic
+from kbtp.target.config import TargetConfig
+from kbtp.target.server import Server
+from kbtp.types import Feature, TerminateCause
+from kbtp.verbs.api import Access
+from kbtp.verbs.stag_table import Region, StagTable
+from kbtp.wire import ConnectionData, Hello, parse_response
+
+DEADLINE_S = 10.0
+MESSAGE_BYTES = 1024
+
+
+class WatchedServer(Server):
+    """A target in a thread of its own that tells when it has done something, so that a test can wait for a state."""
+
+    def __init__(self, config: TargetConfig, options: ReferenceOptions) -> None:
+        super().__init__(config, ReferenceRnic(options))
+        self.changed = threading.Condition()
+        self.url = str(self.listen(port=0))
+
+    def _step(self, until_s: float = float("inf")) -> None:
+        super()._step(until_s)
+        with self.changed:
+            self.changed.notify_all()
+
+    def wait_until(self, predicate: Callable[[], bool]) -> bool:
+        with self.changed:
+            return self.changed.wait_for(predicate, DEADLINE_S)
+
+    @property
+    def free_blocks(self) -> int:
+        return self.target.store.free_blocks
+
+
+class Warnings(logging.Handler):
+    """Every line of warning or worse that any part of kbtp logs."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._changed = threading.Condition()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with self._changed:
+            self.lines.append(record.getMessage())
+            self._changed.notify_all()
+
+    def wait_for_one(self) -> str:
+        """The first line, as soon as it is there."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.lines, DEADLINE_S), "nothing was logged"
+            return self.lines[0]
+
+
+@pytest.fixture
+def warnings() -> Iterator[Warnings]:
+    handler = Warnings()
+    logging.getLogger("kbtp").addHandler(handler)
+    yield handler
+    logging.getLogger("kbtp").removeHandler(handler)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., WatchedServer]]:
+    """`serve(options, **config)`: a running target; unless `config` says otherwise, of 16 blocks of 8 KiB."""
+    with ExitStack() as stack:
+
+        def start(options: ReferenceOptions | None = None, **config: Any) -> WatchedServer:
+            defaults = {"block_size_bytes": 8192, "pool_blocks": 16, "quota": 4}
+            server = WatchedServer(TargetConfig(**{**defaults, **config}), options or ReferenceOptions())
+            stack.callback(server.stop)
+            server.start()
+            return server
+
+        yield start
+
+
+class Peer:
+    """The initiator's side of a connection by hand, from TCP up: it can say anything at any time."""
+
+    def __init__(self, url: str, *, receive_buffer_bytes: int | None = None) -> None:
+        address = Address.parse(url)
+        self.socket = socket.socket()
+        if receive_buffer_bytes is not None:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+        self.socket.settimeout(DEADLINE_S)
+        self.socket.connect((address.host, address.port))
+        self.startup = ActiveStartup(MpaOptions(), ConnectionData(secrets.token_bytes(16)).pack(), 16, 16)
+        table = StagTable(lambda: secrets.randbits(32))
+        self._pd = table.allocate_pd()
+        self._memory = table.memory_for(self, self._pd)
+        self._table = table
+        self.stream: Any = None
+        self._buffers = [bytearray(MESSAGE_BYTES) for _ in range(64)]
+
+    # --- what it has -----------------------------------------------------------------------------
+
+    def register(self, buffer: object) -> Region:
+        access = Access.REMOTE_READ | Access.REMOTE_WRITE
+        return self._table.register(buffer, access, pd=self._pd, scope=self._memory)
+
+    # --- what it does ----------------------------------------------------------------------------
+
+    def start_mpa(self) -> None:
+        self.socket.sendall(self.startup.request)
+        result = None
+        while result is None:
+            result = self.startup.receive_data(self.socket.recv(1))
+        assert not isinstance(result, MpaRejected)
+        self.stream = IwarpStream(result, self._memory, active=True)
+        for slot, buffer in enumerate(self._buffers):
+            self.stream.post_receive(slot, memoryview(buffer))
+
+    def open_session(self, **fields: Any) -> Any:
+        """From the MPA Request to HELLO_ACK, which is returned."""
+        self.start_mpa()
+        return self.hello(**fields)
+
+    def hello(self, **fields: Any) -> Any:
+        self.send(
+            Hello(
+                **{
+                    "request_id": 0,
+                    "requested_features": Feature.INVALIDATE,
+                    "requested_quota": 0,
+                    "requested_handles": 0,
+                    "completion_credits": 32,
+                    "max_message": MESSAGE_BYTES,
+                    "initiator_id": bytes(16),
+                    **fields,
+                }
+            ).pack()
+        )
+        return self.receive()
+
+    def fpdus_of(self, message: bytes) -> bytes:
+        """The octets of a Send on the wire."""
+        self.stream.post_send(0, [message])
+        return b"".join(self.stream.data_to_send(1 << 30))
+
+    def send(self, *messages: bytes) -> None:
+        """Sends, all in one write to the socket."""
+        self.socket.sendall(b"".join(self.fpdus_of(message) for message in messages))
+
+    def answer(self) -> None:
+        """Send what the stream owes the target."""
+        while octets := b"".join(self.stream.data_to_send(1 << 16)):
+            self.socket.sendall(octets)
+
+    # --- what it sees ----------------------------------------------------------------------------
+
+    def receive(self) -> Any:
+        """The target's next message, one of at most 64."""
+        event = self._next(events.Received)
+        return parse_response(bytes(self._buffers[event.wr_id][: event.length]))
+
+    def terminate(self) -> tuple[int, int, int]:
+        """Layer, error type and code of the Terminate that the target sends."""
+        info = self._next(events.TerminateReceived).info
+        return info.layer, info.etype, info.code
+
+    def refusal(self) -> TerminateCause:
+        """Why this side's RNIC ends the stream."""
+        return self._next(events.Failed).error.cause
+
+    def _next(self, kind: type) -> Any:
+        while True:
+            while (event := self.stream.next_event()) is not None:
+                if isinstance(event, kind):
+                    return event
+            data = self.socket.recv(1 << 16)
+            assert data, "the target closed the connection"
+            self.stream.receive_data(data)
+            self.answer()
+
+    def is_closed_by_target(self) -> bool:
+        """True once the target has closed; what it still sends is read and dropped."""
+        try:
+            while self.socket.recv(1 << 16):
+                continue
+        except ConnectionResetError:
+            pass
+        return True
+
+    def reset(self) -> None:
+        """Vanish: RST instead of FIN."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.socket.close()
+
+
+@pytest.fixture
+def peer() -> Iterator[Callable[..., Peer]]:
+    """`peer(url)`: a `Peer`, connected by TCP and no further."""
+    with ExitStack() as stack:
+
+        def connect(url: str, **arguments: Any) -> Peer:
+            one = Peer(url, **arguments)
+            stack.callback(one.socket.close)
+            return one
+
+        yield connect
+
+
+class Neighbour:
+    """A well-behaved client at work all the time: stores, loads, compares octet for octet, frees."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._changed = threading.Condition()
+        self._rounds = 0
+        self._leave = False
+        self._executor = ThreadPoolExecutor(1)
+        self._outcome = self._executor.submit(self._work)
+
+    def _work(self) -> None:
+        rng = random.Random(5040)
+        with kbtp.connect(self._url, quota=2, name="neighbour", timeout_s=DEADLINE_S) as client:
+            while not self._leave:
+                data = rng.randbytes(rng.choice((1, 4096, 4097, 8192)))
+                block = client.alloc_store(data)
+                buffer = bytearray(len(data))
+                assert client.load(block, into=buffer) == len(data)
+                assert buffer == data
+                client.free(block)
+                with self._changed:
+                    self._rounds += 1
+                    self._changed.notify_all()
+
+    def works_on(self) -> bool:
+        """Wait for two more rounds: at least one began after this was called."""
+        with self._changed:
+            goal = self._rounds + 2
+            return self._changed.wait_for(lambda: self._rounds >= goal or self._outcome.done(), DEADLINE_S) and (
+                not self._outcome.done()
+            )
+
+    def leave(self) -> None:
+        """Raises what went wrong."""
+        self._leave = True
+        self._outcome.result(DEADLINE_S)
+        self._executor.shutdown()
+
+
+@pytest.fixture
+def neighbour() -> Iterator[Callable[[str], Neighbour]]:
+    """`neighbour(url)`: a `Neighbour` at work until the end of the test."""
+    neighbours: list[Neighbour] = []
+
+    def start(url: str) -> Neighbour:
+        neighbours.append(Neighbour(url))
+        assert neighbours[-1].works_on()
+        return neighbours[-1]
+
+    yield start
+    for one in neighbours:
+        one.leave()

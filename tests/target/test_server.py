@@ -1,0 +1,345 @@
+"""The server around the target: starting, listening, refusing, draining, and faults that stay in their session."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+import kbtp
+from kbtp import limits
+from kbtp.address import Address
+from kbtp.errors import AccessDenied, ConnectionLost, PeerIncompatible
+from kbtp.iwarp.mpa import ActiveStartup, MpaOptions, MpaRejected
+from kbtp.rnic import open_rnic
+from kbtp.target.config import TargetConfig
+from kbtp.target.server import Server
+from kbtp.target.session import Session
+from kbtp.target.target import Target
+from kbtp.wire import ConnectionData
+
+DEADLINE_S = 10.0
+
+Serve = Callable[..., Any]
+
+
+class WatchedServer(Server):
+    """Tells when it has done something, so that a test can wait for a state."""
+
+    def __init__(self, config: TargetConfig) -> None:
+        super().__init__(config, open_rnic("reference"))
+        self.changed = threading.Condition()
+
+    def _step(self, until_s: float = float("inf")) -> None:
+        super()._step(until_s)
+        with self.changed:
+            self.changed.notify_all()
+
+    def wait_until(self, predicate: Callable[[], bool]) -> bool:
+        with self.changed:
+            return self.changed.wait_for(predicate, DEADLINE_S)
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """`serve(host, **config)`: a running server and its URL."""
+    with ExitStack() as stack:
+
+        def start(host: str = "127.0.0.1", **config: Any) -> tuple[WatchedServer, str]:
+            server = WatchedServer(TargetConfig(**{"block_size_bytes": 8192, "pool_blocks": 8, "quota": 4, **config}))
+            stack.callback(server.stop)
+            address = server.listen(host, 0)
+            server.start()
+            return server, str(address)
+
+        yield start
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+# --- listening ---------------------------------------------------------------------------------
+
+
+def test_a_free_port_is_taken_and_told(serve: Serve) -> None:
+    _, url = serve()
+    address = Address.parse(url)
+    assert address.host == "127.0.0.1"
+    assert address.port != 0
+    with kbtp.connect(url) as client:
+        assert client.terms.pool_blocks == 8
+
+
+def test_ipv6(serve: Serve) -> None:
+    _, url = serve("::1")
+    assert url.startswith("kbtp://[::1]:")
+    with kbtp.connect(url) as client:
+        assert client.load(client.alloc_store(b"x"), into=bytearray(1)) == 1
+
+
+def test_a_port_in_use_is_an_oserror(serve: Serve) -> None:
+    _, url = serve()
+    other = Server(TargetConfig(block_size_bytes=512, pool_blocks=1), open_rnic())
+    with pytest.raises(OSError, match="in use"):
+        other.listen("127.0.0.1", Address.parse(url).port)
+    other.close()
+
+
+def test_one_server_listens_on_several_addresses() -> None:
+    server = WatchedServer(TargetConfig(block_size_bytes=512, pool_blocks=2, quota=1))
+    urls = [str(server.listen(host, 0)) for host in ("127.0.0.1", "127.0.0.2", "::1")]
+    server.start()
+    block = None
+    clients = [kbtp.connect(url) for url in urls]
+    block = clients[0].alloc_store(b"x")
+    assert [client.load(block, into=bytearray(1)) for client in clients] == [1, 1, 1]
+    for client in clients:
+        client.close()
+    server.stop()
+
+
+def test_two_servers_in_one_process_know_nothing_of_each_other(serve: Serve) -> None:
+    (_, one_url), (_, two_url) = serve(), serve()
+    with kbtp.connect(one_url) as one, kbtp.connect(two_url) as two:
+        block = one.alloc_store(b"one")
+        two.alloc_store(b"two")
+        assert one.incarnation != two.incarnation
+        assert one.terms.first_handle != two.terms.first_handle
+        with pytest.raises(kbtp.HandleOutOfRange):
+            two.load(block, into=bytearray(3))
+
+
+# --- refusing ----------------------------------------------------------------------------------
+
+
+def test_no_more_sessions_than_allowed(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    server, url = serve(max_sessions=2)
+    first, second = kbtp.connect(url), kbtp.connect(url)
+    with pytest.raises(PeerIncompatible, match="or full"):
+        kbtp.connect(url)
+    assert [message.split(": ", 1)[1] for message in warnings(caplog)] == ["refused, 2 sessions are open"]
+    first.close()
+    assert server.wait_until(lambda: len(server.target.sessions) == 1)
+    kbtp.connect(url).close()
+    second.close()
+
+
+@pytest.mark.parametrize(
+    "private_data",
+    [b"", b"NFS/RDMA" * 3, b"KBTP\x02" + bytes(19), b"KBTP\x01" + bytes(18)],
+    ids=["none", "another protocol", "version 2", "one octet short"],
+)
+def test_who_does_not_speak_kbtp_is_told_with_r_1(
+    serve: Serve, caplog: pytest.LogCaptureFixture, private_data: bytes
+) -> None:
+    """Profile 3 "Connection data": the 24 octets of the target come back with the refusal."""
+    _, url = serve()
+    startup = ActiveStartup(MpaOptions(), private_data, 16, 16)
+    with socket.create_connection((Address.parse(url).host, Address.parse(url).port), DEADLINE_S) as peer:
+        peer.sendall(startup.request)
+        answer = None
+        while answer is None:
+            answer = startup.receive_data(peer.recv(4096))
+        assert isinstance(answer, MpaRejected)
+        assert ConnectionData.parse(answer.private_data).version == 1
+        assert peer.recv(1) == b""
+    assert len(warnings(caplog)) == 1
+    assert "refused, not a KBTP initiator" in warnings(caplog)[0]
+
+
+def test_a_refused_hello_is_one_line_in_the_log(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    server, url = serve(namespace=b"llama")
+    with pytest.raises(AccessDenied):
+        kbtp.connect(url, namespace="mistral")
+    assert server.wait_until(lambda: not server.target.sessions)
+    assert [message.split(": ", 1)[1] for message in warnings(caplog)] == [
+        "session ended: HELLO refused: ACCESS_DENIED"
+    ]
+
+
+def test_an_orderly_end_is_no_warning(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    server, url = serve()
+    kbtp.connect(url, name="decode-0").close()
+    assert server.wait_until(lambda: not server.target.sessions)
+    assert warnings(caplog) == []
+    assert any(record.getMessage().endswith(" decode-0: session ended") for record in caplog.records)
+
+
+# --- stopping ----------------------------------------------------------------------------------
+
+
+def test_stopping_ends_idle_sessions_in_order(
+    serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CLOSE_S", 0.05)
+    server, url = serve()
+    client = kbtp.connect(url)
+    assert not server.stopping
+    server.stop()
+    server.stop()
+    assert server.stopping
+    assert warnings(caplog) == []
+    with pytest.raises(ConnectionLost):
+        client.alloc_store(b"x")
+    with pytest.raises(ConnectionLost, match="Connection refused"):
+        kbtp.connect(url)
+
+
+def test_stopping_lets_what_is_outstanding_finish(serve: Serve) -> None:
+    """A load of 64 MiB is under way when the server is told to stop."""
+    server, url = serve(block_size_bytes=64 << 20, pool_blocks=1, quota=1)
+    data = bytes(range(256)) * (1 << 18)
+    with kbtp.connect(url) as client:
+        block = client.alloc_store(data)
+        buffer = bytearray(64 << 20)
+        outcome: list[int] = []
+        loading = threading.Thread(target=lambda: outcome.append(client.load(block, into=buffer)))
+        loading.start()
+        assert server.wait_until(lambda: any(session.outstanding for session in server.target.sessions))
+        server.request_stop()
+        loading.join(DEADLINE_S)
+        assert outcome == [64 << 20]
+        assert buffer == data
+
+
+def test_a_request_that_does_not_finish_is_not_waited_for(
+    serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client's RNIC is never polled again after the STORE: its RDMA Read stays unanswered."""
+    monkeypatch.setattr(limits, "CLOSE_S", 0.05)
+    server, url = serve(drain_s=0.1)
+    client = kbtp.connect(url)
+    monkeypatch.setattr(type(client._connection), "pump", lambda *_: None)
+    with pytest.raises(kbtp.DeadlineExceeded):
+        thread = threading.Thread(target=server.stop)
+        monkeypatch.setattr(client._connection, "before_close", lambda: (thread.start(), thread.join(DEADLINE_S)))
+        client.alloc_store(bytes(5000), timeout_s=0.05)
+    assert not thread.is_alive()
+    assert server.target.store.free_blocks == 8
+
+
+def test_a_server_that_never_ran_is_closed() -> None:
+    server = Server(TargetConfig(block_size_bytes=512, pool_blocks=1), open_rnic())
+    url = str(server.listen(port=0))
+    server.close()
+    with pytest.raises(ConnectionLost):
+        kbtp.connect(url)
+
+
+def test_it_serves_in_the_calling_thread_until_asked_to_stop() -> None:
+    server = Server(TargetConfig(block_size_bytes=512, pool_blocks=1), open_rnic())
+    url = str(server.listen(port=0))
+
+    def use() -> None:
+        with kbtp.connect(url) as client:
+            client.alloc_store(b"x")
+        server.request_stop()
+
+    user = threading.Thread(target=use)
+    user.start()
+    server.run()
+    user.join(DEADLINE_S)
+    assert server.target.store.free_blocks == 1
+
+
+def test_a_wake_used_up_by_other_work_is_not_lost(serve: Serve) -> None:
+    """`stop` comes between the two polls of a step; it must not sleep through it."""
+    server, _ = serve()
+    poll = server._channel.poll
+
+    def poll_after_a_stop(timeout_s: float) -> list[Any]:
+        if not server.stopping:
+            server._stop.set()
+            server._channel.wake()
+        return poll(timeout_s)
+
+    server._channel.poll = poll_after_a_stop
+    server._channel.wake()
+    server._thread.join(DEADLINE_S)
+    assert not server._thread.is_alive()
+
+
+# --- faults of our own -------------------------------------------------------------------------
+
+
+def break_for(monkeypatch: pytest.MonkeyPatch, owner: type, method: str, name: str) -> None:
+    """Make `method` of the session called `name` fail with an error nobody expects."""
+    real = getattr(owner, method)
+
+    def broken(self: Any, *arguments: Any, **options: Any) -> Any:
+        session = self if isinstance(self, Session) else arguments[0]
+        if session.name == name:
+            raise ZeroDivisionError("a fault")
+        return real(self, *arguments, **options)
+
+    monkeypatch.setattr(owner, method, broken)
+
+
+@pytest.mark.parametrize("method", ["_receive_request", "completed"])
+def test_an_internal_error_ends_its_session_and_no_other(
+    serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    server, url = serve()
+    with kbtp.connect(url, name="good") as good, kbtp.connect(url, name="bad") as bad:
+        block = good.alloc_store(b"g" * 5000)
+        break_for(monkeypatch, Session, method, "bad")
+        with pytest.raises(ConnectionLost):
+            bad.alloc_store(bytes(5000))
+        buffer = bytearray(5000)
+        assert good.load(block, into=buffer) == 5000
+        assert buffer == b"g" * 5000
+        assert server.wait_until(lambda: len(server.target.sessions) == 1)
+        assert server.target.store.free_blocks == 7
+    internal = [record for record in caplog.records if "internal error" in record.getMessage()]
+    assert len(internal) == 1
+    assert internal[0].exc_info is not None
+
+
+def test_what_the_rnic_refuses_to_post_ends_its_session_and_no_other(
+    serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, url = serve()
+    with kbtp.connect(url, name="good") as good, kbtp.connect(url, name="bad") as bad:
+        real = Server._act
+
+        def act(self: Server, stream: Any, actions: Any) -> None:
+            if self._sessions[stream].name == "bad":
+                raise kbtp.ApiMisuse("this RNIC will not do that")
+            real(self, stream, actions)
+
+        monkeypatch.setattr(Server, "_act", act)
+        with pytest.raises(ConnectionLost):
+            bad.alloc_store(b"x")
+        assert good.load(good.alloc_store(b"g"), into=bytearray(1)) == 1
+
+
+def test_an_error_while_a_session_is_ended_ends_no_other(
+    serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, url = serve()
+    with kbtp.connect(url, name="good") as good:
+        with kbtp.connect(url, name="bad"):
+            break_for(monkeypatch, Target, "end_session", "bad")
+        assert good.load(good.alloc_store(b"g"), into=bytearray(1)) == 1
+    assert any("internal error" in message for message in warnings(caplog))
+
+
+def test_an_error_while_a_session_is_opened_refuses_that_one(
+    serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, url = serve()
+    with kbtp.connect(url) as good:
+        with monkeypatch.context() as patch:
+            patch.setattr("kbtp.target.server._StreamMemory", lambda *_: 1 / 0)
+            with pytest.raises(PeerIncompatible):
+                kbtp.connect(url)
+        assert good.load(good.alloc_store(b"g"), into=bytearray(1)) == 1
+        kbtp.connect(url).close()
+    assert any("internal error, the connection is refused" in message for message in warnings(caplog))
