@@ -29,7 +29,7 @@ test: $(VENV)/demo.stamp  ## all tests, and the coverage each package must have
 	    marked=(-m "not tshark"); \
 	    echo 'tshark is not installed: its tests are left out (to have them: apt-get install tshark)'; \
 	fi; \
-	$(BIN)/python -m pytest $(PYTEST_FLAGS) -n $(JOBS) --dist=loadscope --hypothesis-profile=ci --cov=kbtp --cov-report= "$${marked[@]}"
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) -n $(JOBS) --dist=loadscope --hypothesis-profile=ci --cov=kbtp --cov-report= "$${marked[@]}"
 	@for package in $(COVERED); do \
 	    $(BIN)/coverage report --include="python/kbtp/$$package/*" --format=total >$(VENV)/total \
 	        || { cat $(VENV)/total; echo "line coverage of $$package: nothing was measured"; exit 1; }; \
