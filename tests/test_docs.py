@@ -4,6 +4,12 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
+from kbtp.rnic import open_rnic
+from kbtp.target.config import TargetConfig
+from kbtp.target.server import Server
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "python" / "kbtp"
 
@@ -41,3 +47,18 @@ def test_readme_names_commands_that_exist() -> None:
         assert target in targets, f"README names make {target}"
     for verb in re.findall(r"`kbtp ([a-z]+)", text):
         assert (PACKAGE / "cli" / f"{verb}.py").exists(), f"README names kbtp {verb}"
+
+
+SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda snippet: f"{len(snippet)} characters")
+def test_the_readme_s_python_runs(snippet: str) -> None:
+    server = Server(TargetConfig(), open_rnic())
+    url = str(server.listen(port=0))
+    server.start()
+    try:
+        exec(compile(snippet.replace("kbtp://127.0.0.1", url), "README.md", "exec"), {})
+    finally:
+        server.stop()
+    assert server.target.store.free_blocks == server.config.pool_blocks

@@ -52,7 +52,9 @@ def ask_for_a_load_into_memory_of_nobody(address: Address, block: kbtp.BlockRef)
         for event in channel.poll(1.0):
             if isinstance(event, Established):
                 stream.post([Send(0, inline=hello.pack())])
-            elif isinstance(event, WorkCompletion) and event.opcode is WcOpcode.RECV and event.length > COMPLETION_BYTES:
+            elif (
+                isinstance(event, WorkCompletion) and event.opcode is WcOpcode.RECV and event.length > COMPLETION_BYTES
+            ):
                 stream.post([Send(0, inline=load.pack())])
             elif isinstance(event, StreamEnded):
                 rnic.close()

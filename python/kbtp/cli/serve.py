@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 import click
+from click.core import ParameterSource
 
 from kbtp import limits
 from kbtp.address import Address
@@ -34,9 +35,13 @@ def _load_file(ctx: click.Context, _param: click.Parameter, value: Path | None) 
     if value is None:
         return
     try:
-        settings = tomllib.loads(value.read_text()).get(_SECTION, {})
+        tables = tomllib.loads(value.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise click.UsageError(f"cannot read {value}: {error}") from None
+    for key in tables:
+        if key != _SECTION:
+            raise click.UsageError(f"{value}: unknown table or setting {key!r}; settings belong in [{_SECTION}]")
+    settings = tables.get(_SECTION, {})
     if not isinstance(settings, dict):
         raise click.UsageError(f"{value}: [{_SECTION}] must be a table")
     by_flag = {flag.lstrip("-"): param.name for param in ctx.command.params for flag in param.opts}
@@ -114,9 +119,10 @@ def serve(
         raise click.UsageError(f"cannot allocate a pool of {format_size(config.pool_bytes)}: {error}") from None
     try:
         address = server.listen(host, port)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a name that IDNA cannot encode is a UnicodeError
         server.close()
-        raise click.UsageError(f"cannot listen on {Address(host, port)}: {error.strerror or error}") from None
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise click.UsageError(f"cannot listen on {Address(host, port)}: {why}") from None
     _stop_on_signals(server)
     click.echo(_ready_line(address, config, as_json))
     sys.stdout.flush()
@@ -125,12 +131,24 @@ def serve(
 
 def _pool_blocks(pool_size: int | None, pool_blocks: int | None, block_size: int) -> int:
     if pool_size is not None and pool_blocks is not None:
-        raise click.UsageError("--pool-size and --pool-blocks say the same thing; give one of them")
+        # They say the same thing: whichever comes from where it counts for more.
+        size_rank, blocks_rank = _rank("pool_size"), _rank("pool_blocks")
+        if size_rank == blocks_rank:
+            raise click.UsageError("--pool-size and --pool-blocks say the same thing; give one of them")
+        if size_rank < blocks_rank:
+            pool_size = None
     if pool_size is None:
         return _DEFAULTS.pool_blocks if pool_blocks is None else pool_blocks
     if not 0 < block_size <= pool_size:
         raise ApiMisuse(f"a pool of {pool_size} octets holds no block of {block_size}")
     return pool_size // block_size
+
+
+def _rank(parameter: str) -> int:
+    """How much the source of a parameter's value counts: file, environment, command line."""
+    sources = (ParameterSource.DEFAULT_MAP, ParameterSource.ENVIRONMENT, ParameterSource.COMMANDLINE)
+    source = click.get_current_context().get_parameter_source(parameter)
+    return sources.index(source) if source in sources else -1
 
 
 def _check_memory(config: TargetConfig) -> None:
@@ -152,9 +170,12 @@ def available_memory_bytes() -> int | None:
             if line.startswith("MemAvailable:"):
                 found.append(int(line.split()[1]) * 1024)
         group = Path("/sys/fs/cgroup")
-        limit, used = (group / "memory.max").read_text().strip(), (group / "memory.current").read_text()
+        limit = (group / "memory.max").read_text().strip()
         if limit != "max":
-            found.append(max(0, int(limit) - int(used)))
+            used = int((group / "memory.current").read_text())
+            given_back = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            # Cached files count as used, but those nobody reads any more make room.
+            found.append(max(0, int(limit) - used + int(given_back.get("inactive_file", 0))))
     except (OSError, ValueError, IndexError):
         pass  # no cgroup v2 here: the system's own figure is all there is
     return min(found, default=None)

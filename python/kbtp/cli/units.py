@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from fractions import Fraction
 from typing import Generic, TypeVar
 
 import click
@@ -24,10 +25,10 @@ def parse_size(text: str) -> int:
     value, unit = _split(text, "a size such as 65536, 64KiB or 1.5GiB")
     if unit not in _SIZE_UNITS:
         raise ValueError(f"unknown unit {unit!r} in {text!r}: use one of {', '.join(u for u in _SIZE_UNITS if u)}")
-    octets = float(value) * _SIZE_UNITS[unit]
-    if octets != int(octets):
+    octets = Fraction(value) * _SIZE_UNITS[unit]
+    if octets.denominator != 1:
         raise ValueError(f"{text!r} is not a whole number of octets")
-    return int(value) * _SIZE_UNITS[unit] if value.isdigit() else int(octets)
+    return octets.numerator
 
 
 def parse_seconds(text: str) -> float:
@@ -55,7 +56,7 @@ def format_size(octets: int) -> str:
     return f"{octets} octets"
 
 
-class _Quantity(click.ParamType, Generic[_Number]):
+class _Quantity(click.ParamType, Generic[_Number]):  # type: ignore[type-arg]  # generic only in newer click
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> _Number | None:
         if isinstance(value, int | float) and not isinstance(value, bool):
             value = repr(value)

@@ -115,7 +115,8 @@ class Client(SessionView):
         """LOAD each of `blocks` into the buffer at its place in `into`; one `Result` an item, in order.
 
         No batch form raises for what becomes of an item: not for a refusal, a buffer that cannot be used or a lost
-        connection. All of them raise `ApiMisuse` if their arguments are not equally many.
+        connection. All of them raise `ApiMisuse` if their arguments are not equally many. A load into memory that an
+        earlier one of the batch, or one still outstanding, goes to is refused: both would be told SUCCESS.
         """
         return self._many(load_batch(blocks, into, allow_unsealed), timeout_s)
 

@@ -23,6 +23,7 @@ from kbtp.errors import (
     PeerMisbehaved,
     WireFormatError,
 )
+from kbtp.initiator.destinations import Destinations, refuse_overlaps
 from kbtp.initiator.operations import Operation, Result
 from kbtp.initiator.session import InitiatorConfig, InitiatorSession, accepted
 from kbtp.types import Opcode
@@ -81,6 +82,7 @@ class Connection:
         self._attempt_deadline_s = 0.0
         self._temporary: dict[Operation, MemoryRegion] = {}
         self._registered: list[_Registered] = []
+        self._destinations = Destinations()
         try:
             self._attempt(now_s)
         except BaseException:
@@ -248,6 +250,7 @@ class Connection:
             for operation in operations:
                 operation.finish(Result(None, operation.handle or 0, error=self._lost()))
             return
+        refuse_overlaps(operations)
         for operation in operations:
             if operation.result is None:
                 self.session.submit(operation)
@@ -260,6 +263,7 @@ class Connection:
             return
         sends: list[Send] = []
         while (operation := session.ready()) is not None:
+            self._release(operation)  # what an earlier try with another handle held
             try:
                 message = self._encode(session, operation)
             except ApiMisuse as error:
@@ -276,7 +280,7 @@ class Connection:
     def _encode(self, session: InitiatorSession, operation: Operation) -> bytes:
         if operation.opcode is Opcode.FREE:
             return session.request(operation, stag=0, to=0, length=0, inline=None)
-        if _is_empty(operation.buffer):
+        if operation.is_empty:
             # Nothing to name: an empty inline payload, or a descriptor that no octet can go through (profile 8.7).
             inline = None if operation.opcode is Opcode.LOAD else b""
             return session.request(operation, stag=0, to=0, length=0, inline=inline)
@@ -284,7 +288,10 @@ class Connection:
         size = len(buffer.view)
         if operation.opcode is not Opcode.LOAD and size <= session.inline_max_bytes:
             return session.request(operation, stag=0, to=0, length=size, inline=bytes(buffer.view))
-        access = Access.REMOTE_WRITE if operation.opcode is Opcode.LOAD else Access.REMOTE_READ
+        access = Access.REMOTE_READ
+        if operation.opcode is Opcode.LOAD:
+            access = Access.REMOTE_WRITE
+            self._destinations.claim(operation, buffer.address, buffer.address + size)
         region, to, temporary = self._region_for(operation, buffer, access)
         return session.request(operation, stag=region.stag, to=to, length=size, inline=None, invalidate=temporary)
 
@@ -309,19 +316,14 @@ class Connection:
         for one in self._registered[max(0, position - 1) : position]:
             if one.end >= end and one.region.valid and access in one.region.access:
                 return one.region, one.region.base_to + start - one.start, False
-        self._release(operation)
         region = self._rnic.register(buffer.view, access, pd=self._pd, stream=self._stream)
         self._temporary[operation] = region
         return region, region.base_to, True
 
     def _release(self, operation: Operation | None) -> None:
-        region = self._temporary.pop(operation, None) if operation is not None else None
+        if operation is None:
+            return
+        self._destinations.release(operation)
+        region = self._temporary.pop(operation, None)
         if region is not None:
             region.revoke()
-
-
-def _is_empty(buffer: object) -> bool:
-    try:
-        return memoryview(buffer).nbytes == 0  # type: ignore[arg-type]
-    except (TypeError, ValueError, BufferError):
-        return False  # no buffer protocol, no letter for its type, or released: `buffer_of` judges it

@@ -91,6 +91,14 @@ class Operation:
     result: Result | None = None
     when_done: Callable[[Operation], None] | None = field(default=None, repr=False)
 
+    @property
+    def is_empty(self) -> bool:
+        """True if the buffer has no octets. What is no buffer at all is not empty: `buffer_of` judges it."""
+        try:
+            return memoryview(self.buffer).nbytes == 0  # type: ignore[arg-type]
+        except (TypeError, ValueError, BufferError):
+            return False  # no buffer protocol, no letter for its type, or released
+
     def finish(self, result: Result) -> None:
         if self.result is None:
             self.result = result
