@@ -184,6 +184,21 @@ def test_nothing_starts_once_the_stream_is_being_flushed(world: Any) -> None:
     assert not world.target.has_actions
 
 
+def test_nothing_is_said_on_a_stream_that_is_being_flushed(world: Any) -> None:
+    """A FREE whose pins go between the first flushed completion and the end takes effect; there is no one to tell."""
+    peer, reader = world.connect(), world.connect()
+    peer.bind(peer.handle(), OLD)
+    reader.load(peer.handle())
+    free = peer.free(peer.handle())
+    peer.alloc_store(peer.handle(1), NEW)
+    peer.flush()
+    reader.finish()
+    assert world.store.free_blocks == 3
+    assert peer.status(free) is None
+    peer.end()
+    assert world.store.free_blocks == 4
+
+
 def test_an_unknown_work_completion_is_nobodys(world: Any) -> None:
     peer = world.connect()
     peer.bind(peer.handle(), OLD)

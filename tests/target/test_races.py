@@ -170,6 +170,7 @@ def test_each_free_of_a_block_has_its_own_time(new_world: Callable[..., Any]) ->
 def test_a_reader_must_also_drain_when_an_owner_has_left(world: Any, owner_and_reader: tuple[Any, Any, int]) -> None:
     """Profile 6.1: what an ended session leaves is freed like by FREE, and no reader may hold it for ever."""
     owner, reader, _ = owner_and_reader
+    world.now_s += 3
     owner.end()
     assert world.target.next_deadline_s() == world.now_s + 5
     world.advance(5)

@@ -169,6 +169,16 @@ def test_a_read_that_is_not_answered_ends_the_stream(world: Any) -> None:
     assert world.store.free_blocks == 4
 
 
+def test_a_later_read_does_not_give_the_first_more_time(world: Any) -> None:
+    """Profile 8.8."""
+    peer = world.connect(read_depth=2)
+    peer.alloc_store(peer.handle(), b"never comes")
+    world.advance(3)
+    peer.alloc_store(peer.handle(1), b"nor does this")
+    world.advance(2)
+    assert isinstance(peer.end_action, Abort)
+
+
 def test_the_next_read_has_its_own_time(world: Any) -> None:
     """Profile 8.8: Reads are answered in order; the time of one runs from when it is the oldest."""
     peer = world.connect(read_depth=2)

@@ -18,9 +18,12 @@ from kbtp.cli.stat import stat
 from kbtp.errors import ApiMisuse, KbtpError
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
 @click.version_option(__version__, message="kbtp %(version)s")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Store and move blocks of KV cache between inference processes.
 
     \b
@@ -29,6 +32,8 @@ def cli() -> None:
       kbtp stat kbtp://127.0.0.1
       kbtp decode session.pcap
     """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 for _verb in (serve, stat, decode):
@@ -48,9 +53,6 @@ def main() -> NoReturn:
         _fail(str(error), 1)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has gone; there is nobody to tell
-        sys.exit(1)
 
 
 def _fail(message: str, status: int) -> NoReturn:
