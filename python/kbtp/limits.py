@@ -102,6 +102,7 @@ CREDITS_MAX = 1 << 16
 MAX_MESSAGE_MAX_BYTES = 1 << 20
 DEFAULT_POOL_BASE = 1 << 16  # not zero, so that a cleared Block Offset is never a block's
 DEFAULT_REQUEST_CREDITS = 32
+COMPLETIONS_POSTED_PER_CREDIT = 4  # room for Sends that have left but are reported behind an RDMA Read
 DEFAULT_TARGET_MAX_MESSAGE_BYTES = 16 * 1024
 DEFAULT_READ_DEPTH = 16  # IRD and ORD asked for by either side
 DEFAULT_MAX_SESSIONS = 1024

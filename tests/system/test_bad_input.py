@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import kbtp
 from kbtp.rnic.reference import ReferenceOptions
 from kbtp.types import RequestFlag, Status, TerminateCause
 from kbtp.wire import AllocStore, DataDescriptor, Free, Hello, Load, Store
@@ -421,18 +422,19 @@ def test_a_peer_that_stops_reading_during_a_large_load(
     """The others do not wait for it. Once somebody waits for its block it is given up (profile 6.1)."""
     server = serve(block_size_bytes=16 << 20, pool_blocks=16)
     other = neighbour(server.url)
-    hostile = peer(server.url, receive_buffer_bytes=4096)
-    ack = hostile.open_session()
-    source = hostile.register(bytearray(16 << 20))
-    hostile.send(alloc_store(ack, DataDescriptor(source.stag, 0, 16 << 20)))
-    assert hostile.receive().status is Status.SUCCESS
-    destination = hostile.register(bytearray(16 << 20))
-    hostile.send(Load(2, ack.first_handle, 0, RequestFlag.NONE, DataDescriptor(destination.stag, 0, 16 << 20)).pack())
-    assert other.works_on()
-    assert warnings.lines == []
-    server.target.config = replace(server.config, drain_s=0.2)  # only now: the STORE took its time
-    hostile.send(Free(3, ack.first_handle, 0, RequestFlag.NONE).pack())
-    assert "did not drain within 0.2 s" in warnings.wait_for_one()
+    with kbtp.connect(server.url, quota=1) as owner:
+        block = owner.alloc_store(bytes(16 << 20))
+        hostile = peer(server.url, receive_buffer_bytes=4096)
+        hostile.open_session()
+        destination = hostile.register(bytearray(16 << 20))
+        data = DataDescriptor(destination.stag, 0, 16 << 20)
+        hostile.send(Load(1, block.handle, 0, RequestFlag.NONE, data).pack())
+        assert other.works_on()
+        assert warnings.lines == []
+        server.target.config = replace(server.config, drain_s=0.2)  # only now: the STORE took its time
+        owner.free(block)
+        assert "did not drain within 0.2 s" in warnings.wait_for_one()
+        assert owner.alloc_store(b"x").length_bytes == 1
     assert only_the_neighbour_is_left(server)
     assert other.works_on()
     assert len(warnings.lines) == 1

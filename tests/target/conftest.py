@@ -113,6 +113,9 @@ class Peer:
         self.posted: list[RdmaWrite | RdmaRead] = []
         self.buffers: dict[int, bytearray] = {}
         self.answers: dict[int, Answer] = {}
+        self.takes_sends = True
+        """Whether what the target sends leaves at once; else it waits for `take_sends`."""
+        self.untaken: list[Send] = []
         self.acks: list[HelloAck] = []
         self.ack_octets = b""
         self.end_action: Terminate | Disconnect | Abort | None = None
@@ -129,6 +132,7 @@ class Peer:
             slot[:] = bytes([POISON]) * len(slot)  # whoever still needs what was in it loses
             self.lent.append(action)
         elif isinstance(action, Send):
+            self.untaken.append(action)
             self._receive(action)
         elif isinstance(action, RdmaWrite):
             self.posted.append(action)
@@ -185,6 +189,13 @@ class Peer:
         self._move(operation, first_half=False)
         self._report(operation, WcStatus.SUCCESS)
         self.world.perform()
+
+    def take_sends(self) -> None:
+        """The Sends posted so far have left."""
+        sends, self.untaken = self.untaken, []
+        for send in sends:
+            completion = WorkCompletion(None, send.wr_id, WcOpcode.SEND, WcStatus.SUCCESS)  # type: ignore[arg-type]
+            self.session.completed(completion, self.world.now_s)
 
     def finish_all(self) -> None:
         while self.posted:
@@ -395,8 +406,11 @@ class World:
         while self.target.has_actions:
             session = self.target.has_actions.pop()
             actions, session.actions = session.actions, []
+            peer = by_session[session]
             for action in actions:
-                by_session[session].perform(action)
+                peer.perform(action)
+            if peer.takes_sends:
+                peer.take_sends()
 
     def advance(self, seconds: float) -> None:
         """Let time pass and the target look at its deadlines."""

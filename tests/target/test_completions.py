@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from kbtp.limits import COMPLETIONS_POSTED_PER_CREDIT
+from kbtp.target.actions import Disconnect
 from kbtp.types import Status
 
 BLOCK = 512
@@ -224,3 +226,50 @@ def test_one_credit_is_enough(new_world: Callable[..., Any]) -> None:
     peer.finish()
     assert peer.status(request) is Status.SUCCESS
     assert peer.look(peer.handle()) == b"by descriptor"
+
+
+def test_a_peer_that_takes_no_completion_comes_to_the_end_of_its_credits(new_world: Callable[..., Any]) -> None:
+    """Profile 3 "Credits": more than Request Credits outstanding finds no receive buffer (1/2/02, the RNIC's to say);
+    what waits in the send queue of a peer that never reads is bounded, and comes out in order when it does."""
+    world = new_world(request_credits=4)
+    peer = world.connect()
+    peer.takes_sends = False
+    asked = []
+    while peer.lent:
+        assert len(asked) < 100, "the send queue has no end"
+        asked.append(peer.free(peer.handle()))
+    assert len(peer.untaken) == 4 * COMPLETIONS_POSTED_PER_CREDIT
+    assert len(asked) == len(peer.untaken) + 4
+    peer.takes_sends = True
+    peer.take_sends()
+    world.perform()
+    assert list(peer.answers) == asked
+    assert len(peer.lent) == 4
+    peer.end()
+
+
+def test_a_target_that_drains_sends_the_held_completions_first(new_world: Callable[..., Any]) -> None:
+    world = new_world(request_credits=1)
+    peer = world.connect()
+    peer.takes_sends = False
+    while peer.lent:
+        last = peer.free(peer.handle())
+    peer.session.drain()
+    world.perform()
+    assert peer.end_action is None
+    assert last not in peer.answers
+    peer.take_sends()
+    world.perform()
+    assert last in peer.answers
+    assert isinstance(peer.end_action, Disconnect)
+    peer.end()
+
+
+def test_hello_without_memory_for_its_receive_buffers(new_world: Callable[..., Any]) -> None:
+    world = new_world()
+    peer = world.open()
+    peer.memory.exhausted = True
+    assert peer.hello(requested_quota=1).status == Status.TARGET_ERROR
+    assert isinstance(peer.end_action, Disconnect)
+    peer.end()
+    world.check_nothing_is_left()

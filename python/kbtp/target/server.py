@@ -248,7 +248,7 @@ class Server:
             return
         if completion.opcode is WcOpcode.RECV:
             session.received(completion, now_s)
-        elif completion.opcode in (WcOpcode.RDMA_WRITE, WcOpcode.RDMA_READ):
+        else:
             session.completed(completion, now_s)
 
     def _stream_ended(self, event: StreamEnded, now_s: float) -> None:

@@ -43,6 +43,10 @@ from kbtp.wire import (
 if TYPE_CHECKING:
     from kbtp.target.target import Target
 
+# What the wr_id of a Send says; those of RDMA Writes and Reads name their tasks.
+_HELLO_ACK = 0
+_COMPLETION = 1
+
 _GRANTABLE = Feature.INVALIDATE
 """Direct modes are not offered; RECORD_COMPLETION must not be on an RDMAP binding (draft 6.5)."""
 
@@ -68,6 +72,9 @@ class Session:
         self._refused_before_hello = False
         self._hello_deadline_s = now_s + target.config.hello_timeout_s
         self._next_wr_id = 1
+        self._completions_posted = 0
+        self._completions_posted_max = limits.COMPLETIONS_POSTED_PER_CREDIT
+        self._held_completions: deque[tuple[Completion, int, int | None]] = deque()
         self._posted: dict[int, Task] = {}
         self._by_handle: dict[int, list[Task]] = {}
         self._ready_handles: deque[int] = deque()
@@ -78,8 +85,8 @@ class Session:
 
     @property
     def outstanding(self) -> int:
-        """Requests that are not resolved yet."""
-        return sum(map(len, self._by_handle.values()))
+        """Requests that are not resolved yet, and completions that wait for room in the send queue."""
+        return sum(map(len, self._by_handle.values())) + len(self._held_completions)
 
     # --- what comes in -------------------------------------------------------------------------
 
@@ -100,7 +107,10 @@ class Session:
             self._receive_request(header, message, slot)
 
     def completed(self, completion: WorkCompletion, now_s: float) -> None:
-        """An RDMA Write or Read of this session is done, or was flushed by the end of the stream."""
+        """Something this session posted is done, or was flushed by the end of the stream."""
+        if completion.opcode is WcOpcode.SEND:
+            self._sent(completion)
+            return
         task = self._posted.pop(completion.wr_id, None)
         if task is None or self._sequences is None:
             return
@@ -116,6 +126,12 @@ class Session:
             self._sequences.written(task)
         self._advance()
 
+    def _sent(self, completion: WorkCompletion) -> None:
+        if completion.wr_id == _COMPLETION and completion.status is WcStatus.SUCCESS:
+            self._completions_posted -= 1
+            self._post_completions()
+            self._disconnect_if_drained()
+
     def end(self) -> None:
         """The stream has ended: nothing of the peer's can be placed any more (profile 3 "End of a stream")."""
         self.ended = True
@@ -126,6 +142,7 @@ class Session:
         self._by_handle.clear()
         self._posted.clear()
         self._waiting_reads.clear()
+        self._held_completions.clear()
         self.actions.clear()
 
     def tick(self, now_s: float) -> None:
@@ -174,11 +191,17 @@ class Session:
         except WireFormatError as error:
             self._refuse_hello(header, error.status)
             return
+        credits = min(hello.completion_credits, self._target.config.request_credits)
+        try:
+            receives = self._memory.allocate(credits * self._target.config.max_message_bytes)
+        except MemoryError:
+            self._refuse_hello(header, Status.TARGET_ERROR)
+            return
         admission = self._admit(hello)
         if isinstance(admission, Status):
             self._refuse_hello(header, admission)
         else:
-            self._open(hello, admission)
+            self._open(hello, admission, receives, credits)
 
     def _admit(self, hello: Hello) -> Admission | Status:
         if hello.auth is not None:  # profile 4: a target without keys
@@ -188,15 +211,15 @@ class Session:
             return Status.ACCESS_DENIED
         return self._target.identities.admit(DEFAULT_DOMAIN, hello)
 
-    def _open(self, hello: Hello, admission: Admission) -> None:
+    def _open(self, hello: Hello, admission: Admission, receives: MemoryRegion, credits: int) -> None:
         config, target = self._target.config, self._target
         self.identity = identity = admission.identity
         # It goes into logs, one line each: what the peer chose must not start a second one.
         self.name = "".join(c if c.isprintable() else "?" for c in hello.name or "")
         self._features = Feature(hello.requested_features) & _GRANTABLE
         self._sequences = Sequences(target.store, target.identities, identity, self._memory, self, reader=self)
-        credits = min(hello.completion_credits, config.request_credits)
-        self._receives = self._memory.allocate(credits * config.max_message_bytes)
+        self._receives = receives
+        self._completions_posted_max = credits * limits.COMPLETIONS_POSTED_PER_CREDIT
         for slot in range(credits):  # profile 3 "Credits": the buffers are there before HELLO_ACK releases them
             self._repost(slot)
         ack = HelloAck(
@@ -220,11 +243,11 @@ class Session:
             name=config.name or None,
             namespace=config.namespace or None,
         )
-        self._act(Send(wr_id=0, inline=ack.pack()))
+        self._act(Send(wr_id=_HELLO_ACK, inline=ack.pack()))
 
     def _refuse_hello(self, header: CommonHeader, status: Status) -> None:
         """Every failing HELLO_ACK ends the stream (profile 8.1)."""
-        self._act(Send(wr_id=0, inline=HelloAck(request_id=header.request_id, status=status).pack()))
+        self._act(Send(wr_id=_HELLO_ACK, inline=HelloAck(request_id=header.request_id, status=status).pack()))
         self._disconnect(f"HELLO refused: {status.name}")
 
     # --- requests ------------------------------------------------------------------------------
@@ -331,10 +354,19 @@ class Session:
         self._send_completion(message, slot, invalidate_stag)
 
     def _send_completion(self, message: Completion, slot: int, invalidate_stag: int | None) -> None:
-        if self._ending or self.ended:
-            return
-        self._repost(slot)  # profile 3 "Credits": before the Send that releases the credit
-        self._act(Send(wr_id=0, inline=message.pack(), invalidate_stag=invalidate_stag))
+        self._held_completions.append((message, slot, invalidate_stag))
+        self._post_completions()
+
+    def _post_completions(self) -> None:
+        """Post what the send queue has room for. A peer that sends requests and reads no completions thus comes to
+        the end of its receive buffers, and of its stream (1/2/02), rather than of this side's memory."""
+        while self._held_completions and self._completions_posted < self._completions_posted_max:
+            if self._ending or self.ended:
+                return
+            message, slot, invalidate_stag = self._held_completions.popleft()
+            self._repost(slot)  # profile 3 "Credits": before the Send that releases the credit
+            self._act(Send(wr_id=_COMPLETION, inline=message.pack(), invalidate_stag=invalidate_stag))
+            self._completions_posted += 1
 
     def _receive_buffer(self) -> tuple[MemoryRegion, int]:
         if self._receives is None:
@@ -360,7 +392,8 @@ class Session:
         self._act(Disconnect(why))
 
     def _disconnect_if_drained(self) -> None:
-        if self._draining and not self._by_handle and not self._ending and not self.ended:
+        finished = not self._by_handle and not self._held_completions
+        if self._draining and finished and not self._ending and not self.ended:
             self._disconnect()
 
     def _act(self, action: Action) -> None:
