@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 import time
 from collections import deque
@@ -213,7 +214,7 @@ class AwaitedClient:
 
     def __getattr__(self, name: str) -> Any:
         member = getattr(self._client, name)
-        if not asyncio.iscoroutinefunction(member):
+        if not inspect.iscoroutinefunction(member):
             return member
         return lambda *args, **kwargs: self._loop.run_until_complete(member(*args, **kwargs))
 

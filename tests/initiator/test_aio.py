@@ -94,6 +94,18 @@ def test_closing_with_operations_outstanding_ends_them(
     asyncio.run(scenario(fake_target(script).url))
 
 
+def test_an_operation_begun_while_closing_ends_with_the_session(serve: Serve) -> None:
+    async def scenario(url: str) -> None:
+        client = await kbtp.connect_async(url)
+        closing = asyncio.create_task(client.close())
+        await asyncio.sleep(0)
+        with pytest.raises(ConnectionLost):
+            await client.alloc_store(b"x")
+        await closing
+
+    asyncio.run(scenario(serve().url))
+
+
 def test_a_cancelled_connect_leaves_nothing_behind(fake_target: FakeTargets) -> None:
     def script(target: Any) -> None:
         target.accept()

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -212,17 +213,21 @@ def test_stopping_lets_what_is_outstanding_finish(serve: Serve) -> None:
 def test_a_request_that_does_not_finish_is_not_waited_for(
     serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client's RNIC is never polled again after the STORE: its RDMA Read stays unanswered."""
+    """The client's RNIC is not polled any more once the LOAD is under way, so the target cannot get rid of the data."""
     monkeypatch.setattr(limits, "CLOSE_S", 0.05)
-    server, url = serve(drain_s=0.1)
+    server, url = serve(block_size_bytes=32 << 20, pool_blocks=1, quota=1, drain_s=0.2)
+    server.config = replace(server.config, drain_s=0.01)  # of the server's stopping, not of the session's reads
     client = kbtp.connect(url)
-    monkeypatch.setattr(type(client._connection), "pump", lambda *_: None)
+    block = client.alloc_store(b"x", seal=False)
+    with server.changed:
+        server.target.store.commit_store(block.handle, bytes(32 << 20), seal=True)
+    monkeypatch.setattr(client._connection, "pump", lambda *_: None)
+    stopping = threading.Thread(target=server.stop)
+    monkeypatch.setattr(client._connection, "before_close", lambda: (stopping.start(), stopping.join(DEADLINE_S)))
     with pytest.raises(kbtp.DeadlineExceeded):
-        thread = threading.Thread(target=server.stop)
-        monkeypatch.setattr(client._connection, "before_close", lambda: (thread.start(), thread.join(DEADLINE_S)))
-        client.alloc_store(bytes(5000), timeout_s=0.05)
-    assert not thread.is_alive()
-    assert server.target.store.free_blocks == 8
+        client.load(block, into=bytearray(32 << 20), timeout_s=0.05)
+    assert not stopping.is_alive()
+    assert "1 requests did not finish within 0.01 s" in warnings(caplog)
 
 
 def test_a_server_that_never_ran_is_closed() -> None:

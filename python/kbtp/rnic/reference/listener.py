@@ -35,6 +35,7 @@ class IncomingConnection:
         self._loop = loop
         self._link = link
         self._startup = PassiveStartup(loop.options.mpa)
+        self._said_something = False
         self._timer = loop.start_timer(loop.options.mpa_request_timeout_s, self._timed_out)
         loop.watch(link.sock, self, read=True, write=False)
 
@@ -45,8 +46,12 @@ class IncomingConnection:
             self._drop(error_text(error))
             return
         if received == 0:
-            self._drop("closed before its MPA Request was whole")
+            # One that closes without an octet, such as a probe of the port, did nothing worth a line.
+            self._drop(
+                "closed before its MPA Request was whole", logging.WARNING if self._said_something else logging.DEBUG
+            )
         elif received:
+            self._said_something = True
             self._receive_request(self._loop.read_buffer[:received])
 
     def close_now(self) -> None:
@@ -58,7 +63,7 @@ class IncomingConnection:
             request = self._startup.receive_data(octets)
         except MpaStartupError as error:
             # RFC 5044 7.1.2: close TCP, neither Reply nor Terminate
-            _log.debug("%s: no stream: %s", self._link.peer, error)
+            _log.warning("%s: no stream: %s", self._link.peer, error)
             self._let_go()
             Goodbye(self._loop, self._link)
             return
@@ -71,8 +76,8 @@ class IncomingConnection:
     def _timed_out(self) -> None:
         self._drop(f"no MPA Request within {self._loop.options.mpa_request_timeout_s} s")
 
-    def _drop(self, why: str) -> None:
-        _log.debug("%s: no stream: %s", self._link.peer, why)
+    def _drop(self, why: str, level: int = logging.WARNING) -> None:
+        _log.log(level, "%s: no stream: %s", self._link.peer, why)
         self.close_now()
 
     def _let_go(self) -> None:

@@ -194,15 +194,15 @@ class ReferenceStream:
     # --- from the operation ---
 
     def take_events(self, operation: Operation) -> None:
-        """Report what the iWARP stream has to say, in its order."""
+        """Report what the iWARP stream has to say, in its order. Whoever gets `StreamEnded` logs why, once."""
         while not self._has_ended() and (event := operation.iwarp.next_event()) is not None:
             match event:
                 case TerminateReceived(info):
-                    _log.warning("%s ended the stream with Terminate %s", self._remote_address, info)
+                    _log.debug("%s ended the stream with Terminate %s", self._remote_address, info)
                     operation.link.drop_unsent()
                     self._end(ConnectionLost(f"{self._remote_address} ended the stream: {info}", info), terminate=info)
                 case Failed(error):
-                    _log.warning("%s broke the protocol: %s; its stream ends", self._remote_address, error)
+                    _log.debug("%s broke the protocol: %s; its stream ends", self._remote_address, error)
                     self._end(error)
                 case _:
                     completion = completion_of(self, event)
