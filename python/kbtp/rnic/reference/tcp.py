@@ -25,6 +25,8 @@ def address_text(address: tuple[object, ...]) -> str:
 
 
 def error_text(error: OSError) -> str:
+    if isinstance(error, socket.gaierror):  # its numbers are the resolver's own
+        return error.strerror or str(error)
     return os.strerror(error.errno) if error.errno else str(error)
 
 
