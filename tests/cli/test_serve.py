@@ -144,6 +144,14 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         signal.signal(number, handler)
 
 
+def test_the_ready_line_is_for_programs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Server, "run", Server.close)
+    status, out, err = run("--port", "0", "--json", "--namespace", "llama", *SMALL)
+    assert (status, err) == (0, "")
+    ready = json.loads(out)
+    assert (ready["pool_blocks"], ready["namespace"], ready["pid"]) == (8, "llama", os.getpid())
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_serves_until_a_signal_comes(run: Run, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
     serve_until_stopped = Server.run
