@@ -5,7 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from kbtp.cli import cli
 from kbtp.rnic import open_rnic
 from kbtp.target.config import TargetConfig
 from kbtp.target.server import Server
@@ -47,6 +49,15 @@ def test_readme_names_commands_that_exist() -> None:
         assert target in targets, f"README names make {target}"
     for verb in re.findall(r"`kbtp ([a-z]+)", text):
         assert (PACKAGE / "cli" / f"{verb}.py").exists(), f"README names kbtp {verb}"
+
+
+def test_the_readme_s_settings_file_is_read(tmp_path: Path) -> None:
+    [settings] = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    file = tmp_path / "kbtp.toml"
+    file.write_text(settings)
+    command = ["serve", "--config", str(file), "--pool-size", "4MiB", "--port", "0", "--rnic", "none"]
+    result = CliRunner().invoke(cli, command)
+    assert "there is no RNIC named 'none'" in str(result.exception)  # which comes after everything was read and checked
 
 
 SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
