@@ -255,13 +255,14 @@ class Server:
         session = self._forget(event.stream)
         if session is None:
             return
-        self.target.end_session(session, now_s)
+        # Said first: who waits for the session to be gone finds the line there.
         who = f"{session.peer} {session.name}".rstrip()
         reason = self._reasons.pop(event.stream, None) or event.reason
         if reason is not None:
             log.warning("%s: session ended: %s", who, reason)
         else:
             log.info("%s: session ended", who)
+        self.target.end_session(session, now_s)
 
     def _forget(self, stream: Stream) -> Session | None:
         memory = self._memories.pop(stream, None)
