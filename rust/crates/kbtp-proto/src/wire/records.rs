@@ -1,0 +1,38 @@
+//! COMPLETION (profile 2): how a request ends.
+
+use super::header::CommonHeader;
+use crate::limits::{COMMON_HEADER_BYTES, COMPLETION_BYTES, KBTP_VERSION};
+use crate::types::{Opcode, Status};
+
+/// Profile 2: the message that completes one request. Profile 8.6 says what it carries for which operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Completion {
+    pub request_id: u64,
+    pub handle: u64,
+    pub generation: u16,
+    pub status: Status,
+    pub data_length: u32,
+    pub block_offset: u64,
+}
+
+impl Completion {
+    /// The 40 octets.
+    #[must_use]
+    pub fn pack(&self) -> [u8; COMPLETION_BYTES] {
+        let header = CommonHeader {
+            version: KBTP_VERSION,
+            opcode: Opcode::Completion as u8,
+            flags: 0,
+            request_id: self.request_id,
+            handle: self.handle,
+            generation: self.generation,
+            status: self.status as u16,
+        };
+        let mut octets = [0; COMPLETION_BYTES];
+        octets[..COMMON_HEADER_BYTES].copy_from_slice(&header.pack());
+        octets[24..28].copy_from_slice(&self.data_length.to_be_bytes());
+        octets[32..40].copy_from_slice(&self.block_offset.to_be_bytes());
+        octets
+    }
+}

@@ -1,0 +1,403 @@
+//! What may be posted, how it is cut, when it completes, and how everything is given up once.
+
+use kbtp_proto::mpa::RtrKind;
+use kbtp_proto::stream::{Event, Flushed, Payload, Piece, PostError, Work, WrKind};
+use kbtp_proto::types::TerminateCause;
+
+use crate::peer::{BASE_TO, End, STAG, inline, negotiated, wire};
+
+fn send(wr_id: u64, payload: Payload) -> Work {
+    Work::Send {
+        wr_id,
+        payload,
+        invalidate_stag: None,
+        solicited: false,
+    }
+}
+
+fn read(end: &End, wr_id: u64, len: usize) -> Work {
+    Work::Read {
+        wr_id,
+        sink: end.memory.span(vec![0; len]),
+        source_stag: 9,
+        source_to: 0,
+    }
+}
+
+fn fetch_add(wr_id: u64) -> Work {
+    Work::FetchAdd {
+        wr_id,
+        stag: 9,
+        to: 0,
+        add_data: 1,
+        add_mask: 0,
+    }
+}
+
+#[test]
+fn d2_d10_a_message_is_cut_by_the_mulpdu_of_its_beginning() {
+    let mut end = End::new(negotiated(), true, 128, None);
+    let span = end.memory.span((0..220).collect());
+    end.stream
+        .post(send(
+            1,
+            Payload::from_iter([Piece::Span(span.part(0, 100)), Piece::Span(span.part(100, 120))]),
+        ))
+        .unwrap();
+    let first = wire::see(&end.send_next().unwrap(), true);
+    end.stream.set_mulpdu(64768);
+    let second = wire::see(&end.send_next().unwrap(), true);
+    assert_eq!(
+        (first.payload.len(), first.last, first.u32_at(10), first.u32_at(14)),
+        (110, false, 1, 0)
+    );
+    assert_eq!(
+        (second.payload.len(), second.last, second.u32_at(10), second.u32_at(14)),
+        (110, true, 1, 110)
+    );
+    assert_eq!([first.payload, second.payload].concat(), end.memory.region(span.region));
+    assert_eq!(end.events(), [Event::SendCompleted { wr_id: 1 }]);
+    assert!(!end.stream.wants_to_send());
+}
+
+#[test]
+fn a_send_completes_when_its_last_fpdu_was_sent() {
+    let mut end = End::new(negotiated(), true, 128, None);
+    end.stream.post(send(1, inline(&[7; 200]))).unwrap();
+    let (first, last) = (end.next_fpdu().unwrap(), end.next_fpdu().unwrap());
+    end.stream.fpdu_sent(first);
+    assert_eq!((end.events(), end.stream.outstanding()), (vec![], 1));
+    end.stream.fpdu_sent(last);
+    assert_eq!(
+        (end.events(), end.stream.outstanding()),
+        (vec![Event::SendCompleted { wr_id: 1 }], 0)
+    );
+}
+
+#[test]
+fn still_memory_is_sent_from_where_it_lies_and_other_memory_is_copied() {
+    for still in [true, false] {
+        let mut end = End::new(negotiated(), true, 8000, None);
+        end.memory.0.borrow_mut().still = still;
+        let span = end.memory.span(vec![1; 5001]);
+        end.stream
+            .post(Work::Write {
+                wr_id: 1,
+                payload: Payload::from_iter([Piece::Span(span)]),
+                stag: 3,
+                to: 4,
+            })
+            .unwrap();
+        let mut fpdu = end.next_fpdu().unwrap();
+        assert_eq!(fpdu.spans().len(), usize::from(still));
+        let whole = end.octets_of(&fpdu);
+        assert_eq!(wire::see(&whole, true).payload, vec![1; 5001]);
+
+        fpdu.detach(&end.memory);
+        end.memory.fill(span, 2);
+        assert_eq!(end.octets_of(&fpdu), whole, "detached");
+        end.stream.fpdu_sent(fpdu);
+        assert_eq!(end.events(), [Event::WriteCompleted { wr_id: 1 }]);
+    }
+}
+
+#[test]
+fn a_payload_that_is_partly_inline_is_copied_in_order() {
+    let mut end = End::new(negotiated(), true, 1454, None);
+    let span = end.memory.span(vec![2; 2000]);
+    let mut payload = inline(&[1; 100]);
+    payload.push(Piece::Span(span));
+    payload.push(Piece::Span(span.part(0, 0)));
+    end.stream.post(send(1, payload)).unwrap();
+    let (first, second) = (end.next_fpdu().unwrap(), end.next_fpdu().unwrap());
+    assert_eq!((first.spans().len(), second.spans().len()), (0, 0), "the rest is short");
+    let sent = [first, second]
+        .map(|fpdu| wire::see(&end.octets_of(&fpdu), true).payload)
+        .concat();
+    assert_eq!(sent, [vec![1; 100], vec![2; 2000]].concat());
+}
+
+#[test]
+fn m25_without_crc_the_field_is_there() {
+    let mut end = End::new(
+        kbtp_proto::mpa::Negotiated {
+            crc: false,
+            ..negotiated()
+        },
+        true,
+        8000,
+        None,
+    );
+    let span = end.memory.span(vec![1; 5001]);
+    end.stream
+        .post(send(1, Payload::from_iter([Piece::Span(span)])))
+        .unwrap();
+    end.stream.post(send(2, inline(b"y"))).unwrap();
+    assert_eq!(end.says().len(), 2);
+    end.receive(3, 4);
+    end.take(&[&wire::fpdu(&wire::send(1, b"x"))[..24], b"junk"].concat());
+    assert!(matches!(
+        end.events()[..],
+        [
+            _,
+            _,
+            Event::Received {
+                wr_id: 3,
+                length: 1,
+                ..
+            }
+        ]
+    ));
+}
+
+#[test]
+fn r24_ord_holds_reads_and_what_is_behind_them() {
+    let mut end = End::new(kbtp_proto::mpa::Negotiated { ord: 1, ..negotiated() }, true, 1454, None);
+    for wr_id in 0..3 {
+        let work = read(&end, wr_id, 1);
+        end.stream.post(work).unwrap();
+    }
+    end.stream.post(send(3, inline(b"last"))).unwrap();
+    let mut done = Vec::new();
+    for _ in 0..3 {
+        let seen = end.says();
+        assert_eq!(seen[0].opcode, wire::READ_REQUEST);
+        let sink_stag = u32::from_be_bytes(seen[0].payload[..4].try_into().unwrap());
+        done.extend(end.hears(&[wire::tagged(wire::READ_RESPONSE, sink_stag, 0, true, b"x")]));
+    }
+    assert_eq!(
+        done[..3],
+        [0, 1, 2].map(|wr_id| Event::ReadCompleted { wr_id, length: 1 })
+    );
+    assert_eq!(
+        done[3..],
+        [Event::SendCompleted { wr_id: 3 }],
+        "it left behind the last request"
+    );
+    assert!(end.memory.0.borrow().lent.is_empty());
+}
+
+#[test]
+fn r46_completions_come_in_order_of_posting() {
+    let mut end = End::active();
+    let work = read(&end, 1, 0);
+    end.stream.post(work).unwrap();
+    end.stream.post(send(2, inline(b"x"))).unwrap();
+    end.says();
+    assert_eq!(end.events(), []);
+    let done = end.hears(&[wire::tagged(wire::READ_RESPONSE, 0, 0, true, b"")]);
+    assert_eq!(
+        done,
+        [
+            Event::ReadCompleted { wr_id: 1, length: 0 },
+            Event::SendCompleted { wr_id: 2 }
+        ]
+    );
+}
+
+#[test]
+fn what_cannot_leave_is_refused() {
+    let mut end = End::new(kbtp_proto::mpa::Negotiated { ord: 0, ..negotiated() }, true, 1454, None);
+    let work = read(&end, 1, 1);
+    assert_eq!(end.stream.post(work), Err(PostError::OrdIsZero));
+    assert_eq!(end.stream.post(fetch_add(1)), Err(PostError::OrdIsZero));
+    let huge = kbtp_proto::memory::Span {
+        len: u32::MAX,
+        ..end.memory.span(vec![])
+    };
+    let payload = Payload::from_iter([
+        Piece::Span(huge),
+        Piece::Span(kbtp_proto::memory::Span { len: 1, ..huge }),
+    ]);
+    assert_eq!(end.stream.post(send(1, payload)), Err(PostError::TooLong(1 << 32)));
+    assert!(!end.stream.wants_to_send() && end.stream.flush(&mut end.memory).is_empty());
+}
+
+#[test]
+fn posting_after_the_end_says_so() {
+    let mut end = End::active();
+    end.hears(&[wire::on_queue(wire::TERMINATE, 2, 1, &[0x11, 0, 0, 0])]);
+    assert_eq!(end.stream.post(send(1, inline(b""))), Err(PostError::Ended));
+    let buffer = end.memory.span(vec![0]);
+    assert_eq!(end.stream.post_receive(1, buffer), Err(PostError::Ended));
+    assert_eq!(end.stream.received_terminate().unwrap().layer, 1);
+    assert!(end.stream.ended() && end.send_next().is_none());
+}
+
+#[test]
+fn r44_flush_gives_up_everything_outstanding_once() {
+    let mut end = End::new(kbtp_proto::mpa::Negotiated { ord: 1, ..negotiated() }, true, 1454, None);
+    end.stream.post(send(1, inline(b"done"))).unwrap();
+    let work = read(&end, 2, 1);
+    end.stream.post(work).unwrap();
+    end.stream.post(send(3, inline(b"sent, but behind the read"))).unwrap();
+    end.stream.post(fetch_add(4)).unwrap();
+    end.stream
+        .post(Work::Write {
+            wr_id: 5,
+            payload: inline(b"w"),
+            stag: 9,
+            to: 0,
+        })
+        .unwrap();
+    end.stream
+        .post(Work::Immediate {
+            wr_id: 6,
+            data: [0; 8],
+            solicited: false,
+        })
+        .unwrap();
+    end.receive(7, 1);
+    end.receive(8, 1);
+    end.says();
+    assert_eq!(end.events(), [Event::SendCompleted { wr_id: 1 }]);
+    assert_eq!(end.memory.0.borrow().lent.len(), 1);
+
+    let kinds = [
+        WrKind::Read,
+        WrKind::Send,
+        WrKind::Atomic,
+        WrKind::Write,
+        WrKind::Immediate,
+        WrKind::Receive,
+        WrKind::Receive,
+    ];
+    let expected: Vec<Flushed> = kinds
+        .into_iter()
+        .zip(2..)
+        .map(|(kind, wr_id)| Flushed { wr_id, kind })
+        .collect();
+    assert_eq!(end.stream.flush(&mut end.memory), expected);
+    assert!(end.memory.0.borrow().lent.is_empty());
+    assert!(end.stream.flush(&mut end.memory).is_empty() && end.says().is_empty() && end.stream.ended());
+    assert_eq!(end.hears(&[wire::send(1, b"late")]), []);
+}
+
+#[test]
+fn an_fpdu_that_is_sent_after_flush_completes_nothing() {
+    let mut end = End::active();
+    end.stream.post(send(1, inline(b"x"))).unwrap();
+    let fpdu = end.next_fpdu().unwrap();
+    assert_eq!(
+        end.stream.flush(&mut end.memory),
+        [Flushed {
+            wr_id: 1,
+            kind: WrKind::Send
+        }]
+    );
+    end.stream.fpdu_sent(fpdu);
+    assert_eq!(end.events(), []);
+}
+
+#[test]
+fn e17_the_readiness_leaves_first_and_is_nobodys() {
+    for (kind, opcode, msn) in [
+        (RtrKind::SEND, wire::SEND, 2),
+        (RtrKind::WRITE, wire::WRITE, 1),
+        (RtrKind::READ, wire::READ_REQUEST, 1),
+    ] {
+        let mut end = End::new(
+            kbtp_proto::mpa::Negotiated {
+                rtr: kind,
+                ord: 0,
+                ..negotiated()
+            },
+            true,
+            1454,
+            None,
+        );
+        end.stream.post(send(1, inline(b"x"))).unwrap();
+        let seen = end.says();
+        assert_eq!((seen.len(), seen[0].opcode, seen[1].u32_at(10)), (2, opcode, msn));
+        assert_eq!(end.events(), [Event::SendCompleted { wr_id: 1 }]);
+        if kind == RtrKind::READ {
+            assert_eq!(end.hears(&[wire::tagged(wire::READ_RESPONSE, 0, 0, true, b"")]), []);
+            assert!(!end.stream.failed());
+        }
+    }
+}
+
+#[test]
+fn m21_the_passive_side_waits_for_a_good_fpdu() {
+    let mut end = End::new(negotiated(), false, 1454, None);
+    end.stream.post(send(1, inline(b"x"))).unwrap();
+    assert!(!end.stream.wants_to_send() && end.send_next().is_none());
+    end.hears(&[wire::write(0, 0, b"")]);
+    assert!(end.stream.wants_to_send() && end.says().len() == 1);
+
+    let mut silent = End::new(negotiated(), false, 1454, None);
+    silent.stream.terminate(TerminateCause::LocalCatastrophic);
+    assert!(silent.stream.ended() && silent.send_next().is_none() && silent.stream.sent_cause().is_none());
+}
+
+#[test]
+fn r40_nothing_follows_a_terminate() {
+    let mut end = End::new(negotiated(), true, 128, None);
+    end.stream.post(send(1, inline(&[0; 500]))).unwrap();
+    end.send_next();
+    end.stream.terminate(TerminateCause::LocalCatastrophic);
+    end.stream.terminate(TerminateCause::MpaLocalCatastrophic);
+    assert!(!end.stream.terminate_sent());
+    assert_eq!(end.terminates(), (0, 0, 0));
+    assert_eq!(end.stream.sent_cause(), Some(TerminateCause::LocalCatastrophic));
+}
+
+#[test]
+fn e11_a_failed_negotiation_says_so_and_nothing_else() {
+    let settled = kbtp_proto::mpa::Negotiated {
+        failure: Some(TerminateCause::MpaInsufficientIrd),
+        ..negotiated()
+    };
+    let mut end = End::new(settled, true, 1454, None);
+    assert_eq!(end.terminates(), (2, 0, 6));
+    let events = end.events();
+    let [Event::Failed { error }] = &events[..] else {
+        panic!("{events:?}")
+    };
+    assert_eq!(error.message, "the MPA Reply (IRD 4, ORD 4) does not fit this side");
+}
+
+#[test]
+fn r13_r15_responses_take_turns_with_work() {
+    let mut end = End::active();
+    end.hears(&[
+        wire::read_request(1, 4, STAG, BASE_TO),
+        wire::atomic_request(2, 0, 77, STAG, BASE_TO + 8, [1, 0, 0, u64::MAX]),
+    ]);
+    end.stream.post(send(1, inline(b"a"))).unwrap();
+    end.stream.post(send(2, inline(b"b"))).unwrap();
+    let seen = end.says();
+    assert_eq!(
+        seen.iter().map(|message| message.opcode).collect::<Vec<_>>(),
+        [wire::READ_RESPONSE, wire::SEND, wire::ATOMIC_RESPONSE, wire::SEND]
+    );
+    assert_eq!(
+        (&seen[0].payload[..], &seen[0].header[2..6]),
+        (&[0, 1, 2, 3][..], &7u32.to_be_bytes()[..])
+    );
+    assert_eq!(seen[2].payload[..4], 77u32.to_be_bytes());
+}
+
+#[test]
+fn r23_a_read_that_fails_half_way_quotes_what_was_left() {
+    let mut end = End::new(negotiated(), true, 128, None);
+    end.hears(&[wire::read_request(1, 200, STAG, BASE_TO)]);
+    assert_eq!(end.send_next().unwrap().len(), 2 + 128 + 2 + 4);
+    end.memory.revoke(STAG);
+    let seen = end.says();
+    let [terminate] = &seen[..] else { panic!("{seen:?}") };
+    let request = wire::read_request(1, 200, STAG, BASE_TO);
+    let expected = [
+        &[0x01, 0x00, 0xE0, 0x00, 0, 46][..],
+        &request[..18],
+        &wire::read_header(7, 100 + 114, 200 - 114, STAG, BASE_TO + 114),
+    ];
+    assert_eq!(terminate.payload, expected.concat());
+}
+
+#[test]
+fn r25_more_requests_than_ird_end_the_stream() {
+    let mut end = End::active();
+    let requests: Vec<_> = (1..=5).map(|msn| wire::read_request(msn, 1, STAG, BASE_TO)).collect();
+    assert_eq!(end.refuses(&requests), (1, 2, 2));
+}

@@ -1,0 +1,244 @@
+//! The event channel and completion channel of a native RNIC: `kbtp.verbs.api.Channel`.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::RawFd;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use kbtp_proto::mpa::ActiveStartup;
+
+use crate::api::{Event, Recv};
+use crate::connector::Connector;
+use crate::core::{ChannelShared, Core, LONGEST_TIMER, LONGEST_WAIT, Source};
+use crate::crew::Crew;
+use crate::device::Pd;
+use crate::error::{EndReason, Error, error_text};
+use crate::event_loop::{ReadyBuffer, Token, new_token};
+use crate::listener::ListenerState;
+use crate::posting::{check_depths, check_domain};
+use crate::stream::Stream;
+use crate::stream_state::StreamState;
+
+/// One owner's streams and listeners, and everything that happens to them. A handle; the last one to go closes it.
+#[derive(Clone)]
+pub struct Channel {
+    /// The only loop, which `poll` runs, or the first one of the crew.
+    pub(crate) shared: Arc<ChannelShared>,
+    pub(crate) crew: Option<Arc<Crew>>,
+}
+
+impl Channel {
+    /// Listen on the first address of `host` ("": the system's wildcard); port 0 takes a free one.
+    ///
+    /// # Errors
+    ///
+    /// `Error::Io` as the system gives it.
+    pub fn listen(&self, host: &str, port: u16) -> Result<Listener, Error> {
+        let (token, address) = self.with(|core| ListenerState::open(core, host, port))??;
+        Ok(Listener {
+            channel: Arc::downgrade(&self.shared),
+            token,
+            address,
+        })
+    }
+
+    /// Start connecting; `Established`, `Rejected` or `StreamEnded` follows within `timeout`, whatever fails from here
+    /// on.
+    ///
+    /// A name is looked up by the system's resolver, which blocks this thread and knows no time limit of ours: where
+    /// that matters, give an address.
+    ///
+    /// # Errors
+    ///
+    /// `Error::ApiMisuse` for what could never work.
+    #[allow(clippy::too_many_arguments, reason = "those of kbtp.verbs.api.Channel.connect")]
+    pub fn connect(
+        &self,
+        host: &str,
+        port: u16,
+        pd: &Pd,
+        private_data: &[u8],
+        ird: u32,
+        ord: u32,
+        timeout: Duration,
+        receives: &[Recv],
+    ) -> Result<Stream, Error> {
+        let (ird, ord) = check_depths(ird, ord)?;
+        check_domain(pd, &self.shared.device)?;
+        let startup = ActiveStartup::new(&self.shared.device.options.mpa, private_data, ird, ord)
+            .map_err(|error| Error::misuse(error.0))?;
+        let remote_address = if host.contains(':') {
+            format!("[{host}]:{port}")
+        } else {
+            format!("{host}:{port}")
+        };
+        let (token, stream) = self.with(|core| {
+            let token = new_token();
+            let mut stream = Box::new(StreamState::new(core, token, pd, remote_address.clone(), ird, ord)?);
+            if let Err(error) = stream.post_recv(core, receives) {
+                stream.discard(core);
+                return Err(error);
+            }
+            let handle = stream.handle(core).ok_or_else(closed)?;
+            core.sources.insert(token, Source::Stream(stream));
+            Ok((token, handle))
+        })??;
+        // Not under the lock: this can take a while.
+        let addresses = (host, port).to_socket_addrs().map(VecDeque::from_iter);
+        self.with(|core| {
+            core.with_stream(token, |stream, core| match addresses {
+                Ok(addresses) => {
+                    let connector = Connector::new(token, startup, addresses, timeout, remote_address);
+                    stream.connect_through(core, connector);
+                }
+                Err(error) => {
+                    let text = error_text(&error);
+                    let why = text
+                        .strip_prefix("failed to lookup address information: ")
+                        .unwrap_or(&text);
+                    let reason = format!("cannot look up {host}: {why}: check the name");
+                    stream.fail_connecting(core, EndReason::lost(reason));
+                }
+            })
+        })?;
+        Ok(stream)
+    }
+
+    /// Do the I/O that is due and reap events; wait up to `timeout` (0: not at all) while there are none. With threads
+    /// they do the I/O, and this only waits.
+    ///
+    /// The channel is not locked while this waits. A signal ends the wait.
+    ///
+    /// # Errors
+    ///
+    /// `Error::ApiMisuse` once the channel is closed.
+    pub fn poll(&self, timeout: Duration) -> Result<Vec<Event>, Error> {
+        let mut events = Vec::new();
+        self.poll_into(timeout, &mut events)?;
+        Ok(events)
+    }
+
+    /// As `poll`, with the allocation of `events`, which is emptied first.
+    ///
+    /// # Errors
+    ///
+    /// As `poll`.
+    pub fn poll_into(&self, timeout: Duration, events: &mut Vec<Event>) -> Result<(), Error> {
+        if let Some(crew) = &self.crew {
+            return if crew.poll_into(timeout, events)? {
+                Ok(())
+            } else {
+                Err(closed())
+            };
+        }
+        let begin = Instant::now();
+        let deadline = begin.checked_add(timeout).unwrap_or(begin + LONGEST_TIMER);
+        let spin_until = begin + self.shared.device.options.spin;
+        let poller = self.shared.poller().ok_or_else(closed)?;
+        let mut ready = ReadyBuffer::new();
+        let mut due = self.with(|core| {
+            core.begin_poll();
+            core.next_timeout()
+        })?;
+        loop {
+            let now = Instant::now();
+            let mut wait = deadline
+                .saturating_duration_since(now)
+                .min(LONGEST_WAIT)
+                .min(due.unwrap_or(LONGEST_WAIT));
+            if now < spin_until {
+                wait = Duration::ZERO;
+            }
+            poller.wait(&mut ready, wait)?;
+            let turn = self.with(|core| {
+                if core.turn(&ready) || ready.interrupted() || Instant::now() >= deadline {
+                    core.reap(events);
+                    return None;
+                }
+                Some(core.next_timeout())
+            })?;
+            match turn {
+                None => return Ok(()),
+                Some(next) => due = next,
+            }
+        }
+    }
+
+    /// The epoll file descriptor: readable when `poll` has I/O to do.
+    ///
+    /// # Errors
+    ///
+    /// `Error::ApiMisuse` once the channel is closed.
+    pub fn fd(&self) -> Result<RawFd, Error> {
+        match &self.crew {
+            Some(crew) => self.with(|_| crew.show()),
+            None => self.with(|core| core.show()),
+        }
+    }
+
+    /// How long until `poll` must be called even if `fd` stays quiet; None: no timer runs, or a thread sees to it.
+    ///
+    /// # Errors
+    ///
+    /// `Error::ApiMisuse` once the channel is closed.
+    pub fn next_timeout(&self) -> Result<Option<Duration>, Error> {
+        let next = self.with(Core::next_timeout)?;
+        Ok(next.filter(|_| self.crew.is_none()))
+    }
+
+    /// Make a `poll` in another thread return now.
+    pub fn wake(&self) {
+        if let Some(crew) = &self.crew {
+            crew.outbox().wake();
+        } else if let Some(poller) = self.shared.poller() {
+            poller.wake();
+        }
+    }
+
+    /// Abort every stream, close every listener. Idempotent.
+    pub fn close(&self) {
+        match &self.crew {
+            Some(crew) => crew.close(),
+            None => self.shared.close(),
+        }
+    }
+
+    fn with<R>(&self, act: impl FnOnce(&mut Core) -> R) -> Result<R, Error> {
+        self.shared.with(act).ok_or_else(closed)
+    }
+}
+
+fn closed() -> Error {
+    Error::misuse("the channel is closed: open another one")
+}
+
+impl fmt::Debug for Channel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Channel({:p})", Arc::as_ptr(&self.shared))
+    }
+}
+
+/// `kbtp.verbs.api.Listener`. A handle: dropping it closes nothing.
+#[derive(Clone, Debug)]
+pub struct Listener {
+    channel: Weak<ChannelShared>,
+    token: Token,
+    address: SocketAddr,
+}
+
+impl Listener {
+    /// Host and port really bound.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Stop listening; connections whose request is not answered yet are dropped. Idempotent.
+    pub fn close(&self) {
+        if let Some(channel) = self.channel.upgrade() {
+            channel.with(|core| ListenerState::close(core, self.token));
+        }
+    }
+}

@@ -1,0 +1,509 @@
+//! The native RNIC itself: its STags, its registered memory and its channels.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use kbtp_proto::limits;
+use kbtp_proto::memory::{Octets, RegionId, Span, StreamMemory};
+use kbtp_proto::stag::{PdId, Registration, StagTable, StreamId as ViewId};
+use kbtp_proto::target::{PuntCounters, PuntReason};
+use kbtp_proto::types::{PeerMisbehaved, TerminateCause};
+
+use crate::api::{Access, Capabilities};
+use crate::channel::Channel;
+use crate::core::{ChannelShared, lock};
+use crate::crew::Crew;
+use crate::error::Error;
+use crate::memory::{Buffer, Memories, RegisteredOctets};
+use crate::offload::Offloaded;
+use crate::options::Options;
+use crate::stream::Stream;
+
+/// Octets that are cleared under one hold of the device's lock.
+const CLEAR_MAX_BYTES: u32 = 64 * 1024;
+
+type Random = Box<dyn FnMut() -> u32 + Send>;
+
+pub(crate) struct DeviceShared {
+    pub(crate) options: Options,
+    /// The device's lock; see `core` for the order.
+    pub(crate) table: Mutex<Table>,
+    channels: Mutex<Vec<Weak<ChannelShared>>>,
+    /// Locked last.
+    pub(crate) offloaded: Mutex<Offloaded>,
+    pub(crate) punts: PuntCounters,
+}
+
+impl DeviceShared {
+    /// Drop what nothing names any more. Called with no lock held.
+    pub(crate) fn bury(&self) {
+        let dead = {
+            let mut table = lock(&self.table);
+            if !table.memories.has_dead() {
+                return;
+            }
+            table.memories.take_dead()
+        };
+        drop(dead);
+    }
+}
+
+/// What is known of a valid region besides its rights, which the STag table keeps.
+///
+/// No handle: regions keep their device, and must not keep it through itself.
+struct Entry {
+    stag: u32,
+    scope: Option<ViewId>,
+    valid: Arc<AtomicBool>,
+}
+
+/// Who may reach which octets, and the octets.
+pub(crate) struct Table {
+    stags: StagTable,
+    pub(crate) memories: Memories,
+    random_u32: Random,
+    valid: HashMap<RegionId, Entry>,
+    scoped: HashMap<ViewId, HashSet<RegionId>>,
+    /// Revoked by peers while the table was lent out.
+    invalidated: Vec<RegionId>,
+}
+
+impl Table {
+    pub(crate) fn open_view(&mut self, pd: PdId) -> Result<ViewId, Error> {
+        self.stags.open_stream(pd).map_err(|error| Error::misuse(error.0))
+    }
+
+    /// The stream has ended: revoke what was scoped to it; nothing is reached through the view any more.
+    pub(crate) fn close_view(&mut self, view: ViewId) {
+        self.stags.close_stream(view);
+        for region in self.scoped.remove(&view).unwrap_or_default() {
+            self.forget(region);
+        }
+    }
+
+    /// Run `act` with what the stream of `view` reaches of the memory, and the memory's octets.
+    pub(crate) fn lend<R>(
+        &mut self,
+        view: ViewId,
+        act: impl FnOnce(&mut ReachableMemory<'_>, &mut RegisteredOctets<'_>) -> R,
+    ) -> R {
+        let mut memory = ReachableMemory {
+            view,
+            stags: &mut self.stags,
+            memories: &self.memories,
+            random_u32: &mut self.random_u32,
+            invalidated: &mut self.invalidated,
+        };
+        let result = act(&mut memory, &mut RegisteredOctets(&self.memories));
+        for region in std::mem::take(&mut self.invalidated) {
+            self.forget(region);
+        }
+        result
+    }
+
+    fn register(
+        &mut self,
+        buffer: Buffer,
+        access: Access,
+        pd: &Pd,
+        scope: Option<ViewId>,
+        base_to: u64,
+    ) -> Result<Region, Error> {
+        let (address, length, writable) = (buffer.address() as u64, buffer.length() as u64, buffer.writable());
+        let id = self.memories.insert(buffer);
+        let registration = Registration {
+            region: id,
+            address,
+            len: length,
+            writable,
+            access,
+            pd: pd.id,
+            scope,
+            base_to,
+        };
+        let registered = match self.stags.register(&registration, &mut self.random_u32) {
+            Ok(registered) => registered,
+            Err(error) => {
+                self.memories.release(id);
+                return Err(Error::misuse(error.0));
+            }
+        };
+        let valid = Arc::new(AtomicBool::new(registered.valid));
+        if registered.valid {
+            self.valid.insert(
+                id,
+                Entry {
+                    stag: registered.stag,
+                    scope,
+                    valid: Arc::clone(&valid),
+                },
+            );
+            if let Some(view) = scope {
+                self.scoped.entry(view).or_default().insert(id);
+            }
+        } else {
+            self.memories.release(id);
+        }
+        let shared = RegionShared {
+            device: Arc::clone(&pd.device),
+            id,
+            pd: pd.id,
+            scope,
+            stag: registered.stag,
+            base_to,
+            length,
+            access,
+            writable,
+            valid,
+        };
+        Ok(Region {
+            shared: Arc::new(shared),
+        })
+    }
+
+    /// Nothing reaches `region` through its STag any more. Idempotent.
+    fn forget(&mut self, region: RegionId) {
+        let Some(Entry { stag, scope, valid }) = self.valid.remove(&region) else {
+            return;
+        };
+        self.stags.revoke(stag, region);
+        valid.store(false, Ordering::Release);
+        if let Some(scoped) = scope.and_then(|view| self.scoped.get_mut(&view)) {
+            scoped.remove(&region);
+        }
+        self.memories.release(region);
+    }
+
+    fn close(&mut self) {
+        for region in self.valid.keys().copied().collect::<Vec<_>>() {
+            self.forget(region);
+        }
+    }
+}
+
+/// The registered memory that one stream reaches.
+pub(crate) struct ReachableMemory<'a> {
+    view: ViewId,
+    stags: &'a mut StagTable,
+    memories: &'a Memories,
+    random_u32: &'a mut Random,
+    invalidated: &'a mut Vec<RegionId>,
+}
+
+impl StreamMemory for ReachableMemory<'_> {
+    fn place(&mut self, stag: u32, to: u64, len: u32) -> Result<Span, PeerMisbehaved> {
+        self.stags.place(self.view, stag, to, len)
+    }
+
+    fn read_source(&mut self, stag: u32, to: u64, len: u32) -> Result<Span, PeerMisbehaved> {
+        self.stags.read_source(self.view, stag, to, len)
+    }
+
+    fn atomic(&mut self, stag: u32, to: u64, operate: &mut dyn FnMut(u64) -> u64) -> Result<u64, PeerMisbehaved> {
+        let span = self.stags.atomic(self.view, stag, to)?;
+        self.memories.atomic(span.region, span.offset, operate).ok_or_else(|| {
+            // The table has checked that the word is there and aligned.
+            PeerMisbehaved::new(TerminateCause::LocalCatastrophic, format!("no word at TO {to:#x}"))
+        })
+    }
+
+    fn invalidate(&mut self, stag: u32) -> Result<(), PeerMisbehaved> {
+        let region = self.stags.region(stag);
+        self.stags.invalidate(self.view, stag)?;
+        self.invalidated.extend(region);
+        Ok(())
+    }
+
+    fn lend_sink_stag(&mut self) -> u32 {
+        // Without randomness, 0: it names no region either, and only the peer that is asked learns it.
+        self.stags.lend_stag(self.random_u32).unwrap_or(0)
+    }
+
+    fn return_sink_stag(&mut self, stag: u32) {
+        self.stags.return_stag(stag);
+    }
+}
+
+/// User-space iWARP over TCP. A handle: clones are the same device.
+///
+/// Regions and domains may be used from any thread, each channel from one. Revoking a region does not take it away from
+/// work its owner has already posted.
+#[derive(Clone)]
+pub struct Device {
+    pub(crate) shared: Arc<DeviceShared>,
+}
+
+impl Device {
+    /// STags come from the system's source of randomness.
+    #[must_use]
+    pub fn open(options: Options) -> Self {
+        // Zeros, should the system have no randomness: the table then refuses to draw an STag.
+        Self::with_random(options, Box::new(|| getrandom::u32().unwrap_or(0)))
+    }
+
+    /// `random_u32`: an unpredictable number each call; STags must be hard to guess (RFC 5040 8.1.1 item 8).
+    #[must_use]
+    pub fn with_random(options: Options, random_u32: Box<dyn FnMut() -> u32 + Send>) -> Self {
+        let table = Table {
+            stags: StagTable::new(),
+            memories: Memories::default(),
+            random_u32,
+            valid: HashMap::new(),
+            scoped: HashMap::new(),
+            invalidated: Vec::new(),
+        };
+        Self {
+            shared: Arc::new(DeviceShared {
+                options,
+                table: Mutex::new(table),
+                channels: Mutex::new(Vec::new()),
+                offloaded: Mutex::new(Offloaded::default()),
+                punts: PuntCounters::default(),
+            }),
+        }
+    }
+
+    /// What the wire below can do.
+    #[must_use]
+    pub fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            atomics: true,
+            masked_atomics: true,
+            immediate: true,
+            send_with_invalidate: true,
+            ordered_placement: true,
+            max_ird: limits::RNIC_READ_DEPTH_MAX.into(),
+            max_ord: limits::RNIC_READ_DEPTH_MAX.into(),
+        }
+    }
+
+    /// How many messages offloaded sessions have left to their owner, by reason.
+    pub fn punts(&self) -> impl Iterator<Item = (PuntReason, u64)> {
+        self.shared.punts.read()
+    }
+
+    /// As given.
+    #[must_use]
+    pub fn options(&self) -> &Options {
+        &self.shared.options
+    }
+
+    /// A new protection domain.
+    #[must_use]
+    pub fn allocate_pd(&self) -> Pd {
+        Pd {
+            device: Arc::clone(&self.shared),
+            id: lock(&self.shared.table).stags.allocate_pd(),
+        }
+    }
+
+    /// Register `buffer`, reachable through the STag by every stream of `pd`, or by `stream` alone if given. Scoped to a
+    /// stream that has ended the region is born revoked.
+    ///
+    /// # Errors
+    ///
+    /// `Error::ApiMisuse`: see `kbtp.verbs.api.Rnic.register`.
+    pub fn register(
+        &self,
+        buffer: Buffer,
+        access: Access,
+        pd: &Pd,
+        stream: Option<&Stream>,
+        base_to: u64,
+    ) -> Result<Region, Error> {
+        if !Arc::ptr_eq(&pd.device, &self.shared) {
+            return Err(Error::misuse("the protection domain must be allocated from this RNIC"));
+        }
+        let result = lock(&self.shared.table).register(buffer, access, pd, stream.map(Stream::view_id), base_to);
+        self.shared.bury();
+        result
+    }
+
+    /// A channel of this device, whose owner does its I/O in `poll`.
+    ///
+    /// # Errors
+    ///
+    /// `Error::Io` as the system gives it, for want of file descriptors for example.
+    pub fn open_channel(&self) -> Result<Channel, Error> {
+        let shared = ChannelShared::open(Arc::clone(&self.shared), None)?;
+        self.remember(&shared);
+        Ok(Channel { shared, crew: None })
+    }
+
+    /// A channel of this device whose I/O is done by `threads` (0 counts as 1) event loops of its own. Streams that are
+    /// accepted are spread over them.
+    ///
+    /// # Errors
+    ///
+    /// `Error::Io` as the system gives it, for want of file descriptors or threads for example.
+    pub fn open_channel_with_threads(&self, threads: usize) -> Result<Channel, Error> {
+        let crew = Crew::start(&self.shared, threads)?;
+        for one in crew.loops() {
+            self.remember(one);
+        }
+        let first = crew.loops().first().map(Arc::clone);
+        let shared = first.ok_or_else(|| Error::misuse("a channel needs an event loop"))?;
+        Ok(Channel {
+            shared,
+            crew: Some(crew),
+        })
+    }
+
+    fn remember(&self, channel: &Arc<ChannelShared>) {
+        let mut channels = lock(&self.shared.channels);
+        channels.retain(|channel| channel.strong_count() > 0);
+        channels.push(Arc::downgrade(channel));
+    }
+
+    /// Close every channel and revoke every region. Idempotent.
+    pub fn close(&self) {
+        let channels = std::mem::take(&mut *lock(&self.shared.channels));
+        for channel in channels.iter().filter_map(Weak::upgrade) {
+            channel.close();
+        }
+        lock(&self.shared.table).close();
+        self.shared.bury();
+    }
+}
+
+/// A protection domain: a stream reaches no region of another (RFC 5042 6.1.1).
+#[derive(Clone)]
+pub struct Pd {
+    pub(crate) device: Arc<DeviceShared>,
+    pub(crate) id: PdId,
+}
+
+impl PartialEq for Pd {
+    fn eq(&self, other: &Self) -> bool {
+        self.id == other.id
+    }
+}
+
+impl Eq for Pd {}
+
+impl fmt::Debug for Pd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.id.fmt(f)
+    }
+}
+
+pub(crate) struct RegionShared {
+    pub(crate) device: Arc<DeviceShared>,
+    pub(crate) id: RegionId,
+    pub(crate) pd: PdId,
+    pub(crate) scope: Option<ViewId>,
+    pub(crate) writable: bool,
+    stag: u32,
+    base_to: u64,
+    length: u64,
+    access: Access,
+    /// Changes under the device's lock.
+    valid: Arc<AtomicBool>,
+}
+
+/// A memory region. A handle: dropping it revokes nothing.
+#[derive(Clone)]
+pub struct Region {
+    pub(crate) shared: Arc<RegionShared>,
+}
+
+impl Region {
+    /// Names it to peers.
+    #[must_use]
+    pub fn stag(&self) -> u32 {
+        self.shared.stag
+    }
+
+    /// Tagged offset of its first octet.
+    #[must_use]
+    pub fn base_to(&self) -> u64 {
+        self.shared.base_to
+    }
+
+    /// In octets.
+    #[must_use]
+    pub fn length(&self) -> u64 {
+        self.shared.length
+    }
+
+    /// Remote rights.
+    #[must_use]
+    pub fn access(&self) -> Access {
+        self.shared.access
+    }
+
+    /// False once revoked, by either side.
+    #[must_use]
+    pub fn valid(&self) -> bool {
+        self.shared.valid.load(Ordering::Acquire)
+    }
+
+    /// After return no octet of the region changes or leaves through its STag. Idempotent.
+    pub fn revoke(&self) {
+        lock(&self.shared.device.table).forget(self.shared.id);
+        self.shared.device.bury();
+    }
+
+    /// Append `length` octets from `offset` to `into`; nothing if the region is revoked or does not have them.
+    pub fn copy_out(&self, offset: u64, length: u32, into: &mut Vec<u8>) {
+        let table = lock(&self.shared.device.table);
+        if self.valid() {
+            RegisteredOctets(&table.memories).read(
+                Span {
+                    region: self.shared.id,
+                    offset,
+                    len: length,
+                },
+                into,
+            );
+        }
+    }
+
+    /// Overwrite `length` octets from `offset` with zeros; nothing if the region is revoked, read-only or does not have
+    /// them. Other work gets a turn now and then.
+    pub fn clear(&self, offset: u64, length: u32) {
+        let all = Span {
+            region: self.shared.id,
+            offset,
+            len: length,
+        };
+        for from in (0..length).step_by(CLEAR_MAX_BYTES as usize) {
+            lock(&self.shared.device.table)
+                .memories
+                .clear(all.part(from, CLEAR_MAX_BYTES));
+        }
+    }
+
+    /// Copy `data` to `offset`; nothing if the region is revoked, read-only or does not have the octets.
+    pub fn copy_in(&self, offset: u64, data: &[u8]) {
+        let table = lock(&self.shared.device.table);
+        if let Ok(len) = u32::try_from(data.len())
+            && self.valid()
+        {
+            RegisteredOctets(&table.memories).write(
+                Span {
+                    region: self.shared.id,
+                    offset,
+                    len,
+                },
+                data,
+            );
+        }
+    }
+}
+
+impl PartialEq for Region {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+}
+
+impl Eq for Region {}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Region({:#010x}, {} octets)", self.stag(), self.length())
+    }
+}

@@ -1,0 +1,32 @@
+//! The native RNIC: user-space iWARP over TCP in Rust, the twin of `kbtp.rnic.reference`.
+//!
+//! From below: `memory` (registered octets), `tcp` (sockets), `event_loop` (readiness and timers), `goodbye` (the end of
+//! a connection), `posting` (checks of work requests), `operation` and `completions` (a connection in use),
+//! `stream_state` and `stream`, `connector` (active start-up), `listener` and `request` (passive start-up), `core` and
+//! `channel`, `device`, `blocks` (the structures of a target).
+//!
+//! Log records go through the `log` crate with target "kbtp.rnic", never while a lock of this crate is held.
+#![deny(unsafe_code)]
+
+pub mod api;
+pub mod blocks;
+pub mod channel;
+mod completions;
+mod connector;
+mod core;
+mod crew;
+pub mod device;
+pub mod error;
+mod event_loop;
+mod goodbye;
+mod listener;
+#[allow(unsafe_code, reason = "registered memory is somebody else's; see there")]
+pub mod memory;
+pub mod offload;
+mod operation;
+pub mod options;
+mod posting;
+pub mod request;
+pub mod stream;
+mod stream_state;
+mod tcp;

@@ -1,0 +1,487 @@
+//! Registered memory, and the only `unsafe` of this crate: raw pointers to octets that somebody else owns.
+//!
+//! Two rules make it sound. A buffer stays where it is as long as its keepalive lives, which its registrar vouches for
+//! (`Buffer::from_raw_parts`), and the keepalive is here as long as the slot of its region is held. And a `Span` turns
+//! into a pointer only in `Memories::locate`, which looks at slot, generation and bounds each time.
+//!
+//! Octets of a buffer may change at any time under our hands, by its owner or another process on the wire. They are
+//! only ever copied, checksummed or handed to the system; a change meanwhile tears them and nothing else.
+
+use std::alloc::{self, Layout};
+use std::any::Any;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::slice;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kbtp_proto::crc32c;
+use kbtp_proto::memory::{Octets, RegionId, Span};
+use smallvec::SmallVec;
+
+use crate::error::Error;
+
+/// Pieces that one `send_parts` takes; 4 KiB of stack, and well below the system's limit of 1024.
+pub(crate) const PARTS_MAX: usize = 256;
+
+const WORD_BYTES: usize = size_of::<u64>();
+
+/// Words that this process shares with peers; they stay where they are.
+pub(crate) type SharedWords = Arc<Box<[AtomicU64]>>;
+
+/// Octets that can be registered.
+pub struct Buffer {
+    address: NonNull<u8>,
+    length: usize,
+    writable: bool,
+    _keepalive: Box<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the pointer is only used through `Memories`, under the lock of the device, and what it points to is kept by
+// `_keepalive`, which is `Send` and `Sync` itself.
+unsafe impl Send for Buffer {}
+// SAFETY: as above; a shared `Buffer` gives nothing but numbers.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// `length` octets at `address`. `keepalive` is dropped when no region and no posted work needs them any more, in
+    /// whatever thread that happens, and never while a lock of this crate is held.
+    ///
+    /// # Safety
+    ///
+    /// As long as `keepalive` lives, the octets must be mapped, and writable if `writable` says so; and no Rust
+    /// reference to them may exist that forbids others to read or (if `writable`) to change them.
+    ///
+    /// # Errors
+    ///
+    /// `Error::ApiMisuse` for no octets, a null pointer, or octets that would pass the end of the address space.
+    pub unsafe fn from_raw_parts(
+        address: usize,
+        length: usize,
+        writable: bool,
+        keepalive: Box<dyn Any + Send + Sync>,
+    ) -> Result<Self, Error> {
+        if length == 0 {
+            return Err(Error::misuse("a buffer to register must have at least one octet"));
+        }
+        let Some(pointer) = NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(address)) else {
+            return Err(Error::misuse("a buffer to register must not be a null pointer"));
+        };
+        if isize::try_from(length).is_err() || address.checked_add(length).is_none() {
+            return Err(Error::misuse(format!(
+                "there cannot be {length} octets at address {address:#x}"
+            )));
+        }
+        Ok(Self {
+            address: pointer,
+            length,
+            writable,
+            _keepalive: keepalive,
+        })
+    }
+
+    /// The octets of `words`.
+    ///
+    /// # Errors
+    ///
+    /// `Error::ApiMisuse` for no words.
+    pub(crate) fn of_words(words: &SharedWords) -> Result<Self, Error> {
+        let address = words.as_ptr().expose_provenance();
+        let length = size_of_val::<[AtomicU64]>(words);
+        // SAFETY: the words live in the keepalive and are never moved, and may be changed through a shared reference
+        // because they are atomics.
+        unsafe { Self::from_raw_parts(address, length, true, Box::new(Arc::clone(words))) }
+    }
+
+    /// `length` zeros of its own, aligned to 8.
+    ///
+    /// # Errors
+    ///
+    /// `Error::ApiMisuse` for a length of 0.
+    pub fn zeroed(length: usize) -> Result<Self, Error> {
+        let words: Arc<[AtomicU64]> = (0..length.div_ceil(WORD_BYTES)).map(|_| AtomicU64::new(0)).collect();
+        let address = words.as_ptr().expose_provenance();
+        // SAFETY: the words live in the keepalive and are never moved, hold at least `length` octets, and may be
+        // changed through a shared reference because they are atomics.
+        unsafe { Self::from_raw_parts(address, length, true, Box::new(words)) }
+    }
+
+    /// As `zeroed`; None if the system gives no memory.
+    pub(crate) fn try_zeroed(length: usize) -> Option<Self> {
+        let layout = Layout::array::<AtomicU64>(length.div_ceil(WORD_BYTES)).ok()?;
+        if layout.size() == 0 {
+            return None;
+        }
+        // SAFETY: the layout has a size.
+        let pointer = NonNull::new(unsafe { alloc::alloc_zeroed(layout) })?;
+        let address = pointer.as_ptr().expose_provenance();
+        // SAFETY: the octets are the keepalive's, hold at least `length` octets and are reached through the buffer alone.
+        unsafe { Self::from_raw_parts(address, length, true, Box::new(Allocated { address, layout })) }.ok()
+    }
+
+    /// Address of the first octet.
+    #[must_use]
+    pub fn address(&self) -> usize {
+        self.address.as_ptr().expose_provenance()
+    }
+
+    /// How many octets.
+    #[must_use]
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Whether they may be changed.
+    #[must_use]
+    pub fn writable(&self) -> bool {
+        self.writable
+    }
+}
+
+/// Memory from the allocator, which it goes back to.
+struct Allocated {
+    address: usize,
+    layout: Layout,
+}
+
+impl Drop for Allocated {
+    fn drop(&mut self) {
+        let pointer = std::ptr::with_exposed_provenance_mut::<u8>(self.address);
+        // SAFETY: `address` came from the allocator with this layout, and is given back once.
+        unsafe { alloc::dealloc(pointer, self.layout) }
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({:p}, {} octets)", self.address, self.length)
+    }
+}
+
+/// A place for one buffer. It is held by its registration and by each piece of posted work that names it.
+#[derive(Debug, Default)]
+struct Slot {
+    generation: u32,
+    holds: usize,
+    buffer: Option<Buffer>,
+}
+
+/// All buffers of a device, by `RegionId`: the slot's number below, how often the slot was used above.
+#[derive(Debug, Default)]
+pub(crate) struct Memories {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    dead: Vec<Buffer>,
+}
+
+fn parts_of(region: RegionId) -> (usize, u32) {
+    (region.0 as u32 as usize, (region.0 >> u32::BITS) as u32)
+}
+
+impl Memories {
+    /// Held once, by the registration.
+    pub(crate) fn insert(&mut self, buffer: Buffer) -> RegionId {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            (self.slots.len() - 1) as u32
+        });
+        let slot = &mut self.slots[index as usize];
+        slot.holds = 1;
+        slot.buffer = Some(buffer);
+        RegionId(u64::from(slot.generation) << u32::BITS | u64::from(index))
+    }
+
+    pub(crate) fn hold(&mut self, region: RegionId) {
+        if let Some(slot) = self.slot_mut(region) {
+            slot.holds += 1;
+        }
+    }
+
+    /// Undo one `insert` or `hold`. After the last, nothing names the buffer any more; it waits in `take_dead`.
+    pub(crate) fn release(&mut self, region: RegionId) {
+        let Some(slot) = self.slot_mut(region) else { return };
+        slot.holds -= 1;
+        if slot.holds == 0 {
+            slot.generation = slot.generation.wrapping_add(1);
+            let dead = slot.buffer.take();
+            self.dead.extend(dead);
+            self.free.push(region.0 as u32);
+        }
+    }
+
+    /// Buffers to drop once no lock is held: a keepalive may run anything, such as Python's finalizers.
+    pub(crate) fn take_dead(&mut self) -> Vec<Buffer> {
+        std::mem::take(&mut self.dead)
+    }
+
+    pub(crate) fn has_dead(&self) -> bool {
+        !self.dead.is_empty()
+    }
+
+    /// Overwrite the octets of `span` with zeros, if they are there.
+    pub(crate) fn clear(&self, span: Span) {
+        if let Some(pointer) = self.locate(span, true) {
+            // SAFETY: `locate` gave `len` writable octets that stay while `self` is borrowed.
+            unsafe { pointer.write_bytes(0, span.len as usize) }
+        }
+    }
+
+    /// Store `operate(old)` over the aligned native word at `offset` and return `old`; None if there is no such word.
+    ///
+    /// With a compare-and-swap, so that atomic instructions of the owner's are not overrun either.
+    pub(crate) fn atomic(&self, region: RegionId, offset: u64, operate: &mut dyn FnMut(u64) -> u64) -> Option<u64> {
+        let pointer = self
+            .locate(
+                Span {
+                    region,
+                    offset,
+                    len: WORD_BYTES as u32,
+                },
+                true,
+            )?
+            .cast::<u64>();
+        if !pointer.is_aligned() {
+            return None;
+        }
+        // SAFETY: `locate` gave 8 octets that stay while `self` is borrowed, and they are aligned. Everybody in this
+        // crate changes them under the lock of the device; the owner must do so with atomic instructions, which is
+        // what the registration of atomic rights means.
+        let word = unsafe { AtomicU64::from_ptr(pointer.as_ptr()) };
+        let mut old = word.load(Ordering::SeqCst);
+        loop {
+            match word.compare_exchange(old, operate(old), Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(old) => return Some(old),
+                Err(now) => old = now,
+            }
+        }
+    }
+
+    /// The octets of `from` to `to`, or as many as both have; nothing if either is not there.
+    pub(crate) fn copy(&self, from: Span, to: Span) {
+        if let (Some(source), Some(target)) = (self.locate(from, false), self.locate(to, true)) {
+            // SAFETY: `locate` gave so many octets of each, writable those of `to`; should they overlap, `copy` is for that.
+            unsafe { std::ptr::copy(source.as_ptr(), target.as_ptr(), from.len.min(to.len) as usize) }
+        }
+    }
+
+    fn slot_mut(&mut self, region: RegionId) -> Option<&mut Slot> {
+        let (index, generation) = parts_of(region);
+        self.slots
+            .get_mut(index)
+            .filter(|slot| slot.generation == generation && slot.holds > 0)
+    }
+
+    /// Where the octets of `span` are, if they are.
+    fn locate(&self, span: Span, for_writing: bool) -> Option<NonNull<u8>> {
+        let (index, generation) = parts_of(span.region);
+        let slot = self.slots.get(index).filter(|slot| slot.generation == generation)?;
+        let buffer = slot.buffer.as_ref()?;
+        let end = span.offset.checked_add(u64::from(span.len))?;
+        if end > buffer.length as u64 || (for_writing && !buffer.writable) {
+            return None;
+        }
+        // SAFETY: `offset` is at most `length`, so the result is within or at the end of the buffer's octets.
+        Some(unsafe { buffer.address.add(span.offset as usize) })
+    }
+
+    /// The octets of `span` to look at now. None that are not there: what cannot be located is empty.
+    fn octets(&self, span: Span) -> &[u8] {
+        match self.locate(span, false) {
+            // SAFETY: `locate` gave `len` octets that stay while `self` is borrowed. See the head of this module for
+            // what a change meanwhile can do.
+            Some(pointer) => unsafe { slice::from_raw_parts(pointer.as_ptr(), span.len as usize) },
+            None => &[],
+        }
+    }
+}
+
+/// The octets of a device, as a stream needs them. Holding a borrow of `Memories` means holding the device's lock.
+pub(crate) struct RegisteredOctets<'a>(pub(crate) &'a Memories);
+
+impl RegisteredOctets<'_> {
+    /// The octets of `span` to the start of `into`, as many as both have.
+    pub(crate) fn read_into(&self, span: Span, into: &mut [u8]) {
+        let octets = self.0.octets(span);
+        let length = octets.len().min(into.len());
+        if let (Some(into), Some(octets)) = (into.get_mut(..length), octets.get(..length)) {
+            into.copy_from_slice(octets);
+        }
+    }
+}
+
+impl Octets for RegisteredOctets<'_> {
+    fn write(&mut self, span: Span, data: &[u8]) {
+        let Some(pointer) = self.0.locate(span, true) else {
+            return;
+        };
+        let length = data.len().min(span.len as usize);
+        // SAFETY: `locate` gave `len` writable octets; `data` is not registered memory, so the two do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), pointer.as_ptr(), length) }
+    }
+
+    fn crc32c(&self, state: u32, span: Span) -> u32 {
+        crc32c::update(state, self.0.octets(span))
+    }
+
+    fn read(&self, span: Span, into: &mut Vec<u8>) {
+        into.extend_from_slice(self.0.octets(span));
+    }
+
+    /// FPDUs are built and leave (or are copied) under one hold of the device's lock, and nobody else on the wire
+    /// changes registered memory without that.
+    fn is_still(&self, _span: Span) -> bool {
+        true
+    }
+}
+
+/// Read from `fd` straight into `span`, and what comes after that into `staging`; as readv.
+pub(crate) fn receive_into(
+    fd: BorrowedFd<'_>,
+    memories: &Memories,
+    span: Span,
+    staging: &mut [u8],
+) -> io::Result<usize> {
+    let Some(pointer) = memories.locate(span, true) else {
+        return Err(io::Error::from(io::ErrorKind::InvalidInput));
+    };
+    let parts = [
+        libc::iovec {
+            iov_base: pointer.as_ptr().cast(),
+            iov_len: span.len as usize,
+        },
+        libc::iovec {
+            iov_base: staging.as_mut_ptr().cast(),
+            iov_len: staging.len(),
+        },
+    ];
+    // SAFETY: the first part is writable registered memory that stays while `memories` is borrowed, the second a
+    // buffer that is borrowed for writing.
+    let received = unsafe { libc::readv(fd.as_raw_fd(), parts.as_ptr(), parts.len() as libc::c_int) };
+    usize::try_from(received).map_err(|_| io::Error::last_os_error())
+}
+
+/// A piece of what is to be sent.
+pub(crate) enum Part<'a> {
+    /// Octets of this crate's own.
+    Own(&'a [u8]),
+    /// Registered octets.
+    Registered(Span),
+}
+
+impl Part<'_> {
+    pub(crate) fn length(&self) -> usize {
+        match self {
+            Self::Own(octets) => octets.len(),
+            Self::Registered(span) => span.len as usize,
+        }
+    }
+}
+
+/// Send the first `PARTS_MAX` of `parts`; how many octets the system took.
+pub(crate) fn send_parts<'a>(
+    fd: BorrowedFd<'_>,
+    memories: &Memories,
+    parts: impl Iterator<Item = Part<'a>>,
+) -> io::Result<usize> {
+    let mut vectors: SmallVec<[libc::iovec; PARTS_MAX]> = SmallVec::new();
+    for part in parts.take(PARTS_MAX) {
+        let octets = match part {
+            Part::Own(octets) => octets,
+            Part::Registered(span) => memories.octets(span),
+        };
+        if !octets.is_empty() {
+            vectors.push(libc::iovec {
+                iov_base: octets.as_ptr().cast_mut().cast(),
+                iov_len: octets.len(),
+            });
+        }
+    }
+    // SAFETY: all zeros is a msghdr without address, pieces, control data and flags.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = vectors.as_mut_ptr();
+    message.msg_iovlen = vectors.len() as _;
+    // SAFETY: each vector points to octets that are borrowed until the end of this function, and are only read.
+    let sent = unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(region: RegionId, offset: u64, len: u32) -> Span {
+        Span { region, offset, len }
+    }
+
+    #[test]
+    fn octets_are_where_the_span_says() {
+        let mut memories = Memories::default();
+        let region = memories.insert(Buffer::zeroed(11).unwrap());
+        RegisteredOctets(&memories).write(span(region, 3, 4), b"abcd");
+        let mut out = Vec::new();
+        RegisteredOctets(&memories).read(span(region, 2, 9), &mut out);
+        assert_eq!(out, b"\0abcd\0\0\0\0");
+    }
+
+    #[test]
+    fn a_span_out_of_bounds_is_empty_and_is_not_written() {
+        let mut memories = Memories::default();
+        let region = memories.insert(Buffer::zeroed(8).unwrap());
+        for wrong in [span(region, 1, 8), span(region, u64::MAX, 1), span(RegionId(77), 0, 1)] {
+            RegisteredOctets(&memories).write(wrong, b"x");
+            let mut out = Vec::new();
+            RegisteredOctets(&memories).read(wrong, &mut out);
+            assert!(out.is_empty());
+        }
+        assert_eq!(memories.octets(span(region, 0, 8)), [0; 8]);
+    }
+
+    #[test]
+    fn a_released_region_names_nothing_even_when_its_slot_is_used_again() {
+        let mut memories = Memories::default();
+        let first = memories.insert(Buffer::zeroed(8).unwrap());
+        memories.hold(first);
+        memories.release(first);
+        assert!(!memories.has_dead());
+        memories.release(first);
+        assert_eq!(memories.take_dead().len(), 1);
+        let second = memories.insert(Buffer::zeroed(8).unwrap());
+        assert_ne!(first, second);
+        assert!(memories.locate(span(first, 0, 1), false).is_none());
+        memories.release(first);
+        assert!(memories.locate(span(second, 0, 1), false).is_some());
+    }
+
+    #[test]
+    fn read_only_memory_is_not_written() {
+        static OCTETS: [u8; 4] = *b"keep";
+        let address = OCTETS.as_ptr().expose_provenance();
+        // SAFETY: a static lives for ever, and is registered for reading only.
+        let buffer = unsafe { Buffer::from_raw_parts(address, 4, false, Box::new(())) }.unwrap();
+        let mut memories = Memories::default();
+        let region = memories.insert(buffer);
+        RegisteredOctets(&memories).write(span(region, 0, 4), b"gone");
+        assert_eq!(memories.octets(span(region, 0, 4)), b"keep");
+        assert!(memories.atomic(region, 0, &mut |old| old).is_none());
+    }
+
+    #[test]
+    fn atomics_return_the_old_value() {
+        let mut memories = Memories::default();
+        let region = memories.insert(Buffer::zeroed(16).unwrap());
+        assert_eq!(memories.atomic(region, 8, &mut |old| old + 5), Some(0));
+        assert_eq!(memories.atomic(region, 8, &mut |old| old + 1), Some(5));
+        assert_eq!(memories.atomic(region, 4, &mut |old| old + 1), None);
+        assert_eq!(memories.atomic(region, 9, &mut |old| old + 1), None);
+    }
+
+    #[test]
+    fn no_octets_no_buffer() {
+        assert!(matches!(Buffer::zeroed(0), Err(Error::ApiMisuse(_))));
+        // SAFETY: nothing is made of it.
+        let null = unsafe { Buffer::from_raw_parts(0, 8, true, Box::new(())) };
+        assert!(matches!(null, Err(Error::ApiMisuse(_))));
+    }
+}

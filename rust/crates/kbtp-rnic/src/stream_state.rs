@@ -1,0 +1,691 @@
+//! One RDMAP stream as its channel keeps it: an `IwarpStream` on a TCP connection.
+//!
+//! The stream lives through four states:
+//!
+//! ```text
+//! CONNECTING     (active side) no Reply yet
+//! OPEN           work is posted and completed
+//! DISCONNECTING  what is posted leaves, then FIN, then the peer's FIN is awaited
+//! ENDED          `StreamEnded` or `Rejected` is reported; the connection may still say goodbye on its own
+//! ```
+
+use std::collections::VecDeque;
+use std::io;
+use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
+
+use kbtp_proto::limits;
+use kbtp_proto::memory::{RegionId, Span};
+use kbtp_proto::mpa::Negotiated;
+use kbtp_proto::stream::{Event as IwarpEvent, Flushed, PostError, Work, WrKind};
+use kbtp_proto::target::TaskId;
+use kbtp_proto::types::{TerminateCause, TerminateInfo};
+use smallvec::SmallVec;
+
+use crate::api::{Event, Recv, StreamId, WorkRequest};
+use crate::completions::{completion_of, flushed, flushed_receive};
+use crate::connector::{Connector, Step};
+use crate::core::{Core, lock};
+use crate::device::Pd;
+use crate::error::{EndReason, Error, error_text};
+use crate::event_loop::{TimerId, Token};
+use crate::goodbye::Goodbye;
+use crate::offload::Offload;
+use crate::operation::{Operation, Received};
+use crate::posting::{View, prepare, receive_buffers, spans_of};
+use crate::stream::{Shared, Stream};
+use crate::tcp::Link;
+
+/// After a send failed there may still be a Terminate to read that says why; a flood of other input is not waited out.
+const READS_AFTER_SEND_ERROR: usize = 16;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum State {
+    Connecting,
+    Open,
+    Disconnecting,
+    Ended,
+}
+
+impl State {
+    /// Of a state's number.
+    pub(crate) fn name(state: u8) -> &'static str {
+        ["CONNECTING", "OPEN", "DISCONNECTING", "ENDED"]
+            .get(usize::from(state))
+            .copied()
+            .unwrap_or("?")
+    }
+}
+
+/// What becomes of the TCP connection of a stream that ended.
+enum Farewell {
+    Goodbye,
+    Reset,
+    Close,
+}
+
+/// What handles show of a stream.
+pub(crate) struct Facts {
+    pub(crate) id: StreamId,
+    pub(crate) pd: Pd,
+    pub(crate) view: View,
+    pub(crate) remote_address: String,
+    pub(crate) ird: AtomicU16,
+    pub(crate) ord: AtomicU16,
+    pub(crate) state: AtomicU8,
+}
+
+/// The regions whose memory a piece of posted work holds.
+pub(crate) type Held = SmallVec<[RegionId; 2]>;
+
+/// Whom the completion of posted work is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WorkOwner {
+    /// The owner of the channel.
+    Caller,
+    /// The same, and the offloaded session counts it among its RDMA Reads.
+    CallersRead,
+    /// The offloaded session: a LOAD's data,
+    Write(TaskId),
+    /// a STORE's or ALLOC_STORE's,
+    Read(TaskId),
+    /// a COMPLETION.
+    Completion,
+}
+
+/// Posted work that is not complete.
+pub(crate) struct HeldWork {
+    pub(crate) regions: Held,
+    pub(crate) owner: WorkOwner,
+}
+
+pub(crate) struct StreamState {
+    token: Token,
+    facts: Arc<Facts>,
+    state: State,
+    connector: Option<Connector>,
+    pub(crate) operation: Option<Operation>,
+    pub(crate) offload: Option<Box<Offload>>,
+    /// Posted before there was an operation.
+    early_receives: Vec<(u64, Span)>,
+    /// Of each posted work request that is not complete, and of each receive, in order.
+    pub(crate) held_work: VecDeque<HeldWork>,
+    pub(crate) held_receives: VecDeque<RegionId>,
+    timer: Option<TimerId>,
+    moved_bytes_seen: u64,
+}
+
+impl StreamState {
+    pub(crate) fn new(
+        core: &mut Core,
+        token: Token,
+        pd: &Pd,
+        remote_address: String,
+        ird: u16,
+        ord: u16,
+    ) -> Result<Self, Error> {
+        let id = lock(&core.device.table).open_view(pd.id)?;
+        let facts = Facts {
+            id: StreamId(token),
+            pd: pd.clone(),
+            view: View {
+                device: Arc::clone(&core.device),
+                id,
+            },
+            remote_address,
+            ird: AtomicU16::new(ird),
+            ord: AtomicU16::new(ord),
+            state: AtomicU8::new(State::Connecting as u8),
+        };
+        Ok(Self {
+            token,
+            facts: Arc::new(facts),
+            state: State::Connecting,
+            connector: None,
+            operation: None,
+            offload: None,
+            early_receives: Vec::new(),
+            held_work: VecDeque::new(),
+            held_receives: VecDeque::new(),
+            timer: None,
+            moved_bytes_seen: 0,
+        })
+    }
+
+    pub(crate) fn handle(&self, core: &Core) -> Option<Stream> {
+        let channel = core.me.upgrade()?;
+        Some(Stream {
+            shared: Arc::new(Shared {
+                channel,
+                facts: Arc::clone(&self.facts),
+            }),
+        })
+    }
+
+    pub(crate) fn id(&self) -> StreamId {
+        self.facts.id
+    }
+
+    pub(crate) fn token(&self) -> Token {
+        self.token
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.state == State::Ended
+    }
+
+    // --- from the ULP ---
+
+    pub(crate) fn post(&mut self, core: &mut Core, requests: Vec<WorkRequest>) -> Result<(), Error> {
+        if self.state == State::Disconnecting {
+            let peer = &self.facts.remote_address;
+            return Err(Error::lost(format!(
+                "the stream to {peer} is disconnecting: no more work is taken"
+            )));
+        }
+        let Some(operation) = self.operation.as_mut() else {
+            return Err(Error::misuse("the stream is still connecting: post after Established"));
+        };
+        let mut foreign_reads = Vec::new();
+        {
+            let mut table = lock(&core.device.table);
+            let ord = self.facts.ord.load(Ordering::Relaxed);
+            let view = &self.facts.view;
+            let works: Vec<Work> = requests
+                .into_iter()
+                .map(|request| prepare(request, view, ord))
+                .collect::<Result<_, _>>()?;
+            for work in works {
+                let regions: Held = spans_of(&work).map(|span| span.region).collect();
+                for region in &regions {
+                    table.memories.hold(*region);
+                }
+                if let (Some(_), Work::Read { wr_id, sink, .. }) = (&self.offload, &work) {
+                    foreign_reads.push((*wr_id, sink.region, work));
+                    continue;
+                }
+                if let Err(error) = operation.iwarp.post(work) {
+                    let waiting = foreign_reads.iter().map(|(_, region, _)| region);
+                    let held = regions.iter().chain(waiting);
+                    held.for_each(|region| table.memories.release(*region));
+                    return Err(post_error(error));
+                }
+                let owner = WorkOwner::Caller;
+                self.held_work.push_back(HeldWork { regions, owner });
+            }
+        }
+        for (wr_id, region, work) in foreign_reads {
+            self.post_foreign_read(core, work, wr_id, region);
+        }
+        self.send(core);
+        Ok(())
+    }
+
+    pub(crate) fn post_recv(&mut self, core: &mut Core, receives: &[Recv]) -> Result<(), Error> {
+        let buffers = {
+            let mut table = lock(&core.device.table);
+            let buffers = receive_buffers(receives, &self.facts.view)?;
+            for (_, span) in &buffers {
+                table.memories.hold(span.region);
+            }
+            buffers
+        };
+        self.held_receives.extend(buffers.iter().map(|(_, span)| span.region));
+        match self.operation.as_mut() {
+            None => self.early_receives.extend(buffers),
+            Some(operation) => {
+                for (wr_id, span) in buffers {
+                    operation.iwarp.post_receive(wr_id, span).map_err(post_error)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn terminate(&mut self, core: &mut Core, cause: TerminateCause) {
+        let peer = &self.facts.remote_address;
+        let reason = match self.operation.as_mut() {
+            None => EndReason::lost(format!("this side gave up connecting to {peer}: {cause}")),
+            Some(operation) => {
+                operation.iwarp.terminate(cause);
+                EndReason::lost(format!("this side ended the stream to {peer}: {cause}"))
+            }
+        };
+        self.end(core, Some(reason));
+    }
+
+    pub(crate) fn disconnect(&mut self, core: &mut Core) {
+        if self.state == State::Disconnecting {
+            return;
+        }
+        if self.operation.is_none() {
+            let peer = &self.facts.remote_address;
+            let reason = EndReason::lost(format!("this side gave up connecting to {peer}"));
+            self.end(core, Some(reason));
+            return;
+        }
+        self.set_state(State::Disconnecting);
+        if !self.drain_offloaded(core) {
+            self.watch_disconnect(core);
+        }
+        self.send(core);
+    }
+
+    pub(crate) fn abort(&mut self, core: &mut Core) {
+        self.abort_because(
+            core,
+            format!("this side aborted the stream to {}", self.facts.remote_address),
+        );
+    }
+
+    pub(crate) fn abort_because(&mut self, core: &mut Core, why: String) {
+        let reason = EndReason::lost(why);
+        self.end_with(core, Some(reason), None, Farewell::Reset, None);
+    }
+
+    // --- from start-up ---
+
+    /// It never was: the ULP has not seen it.
+    pub(crate) fn discard(&mut self, core: &mut Core) {
+        self.set_state(State::Ended);
+        lock(&core.device.table).close_view(self.facts.view.id);
+        self.release_all(core);
+    }
+
+    pub(crate) fn connect_through(&mut self, core: &mut Core, mut connector: Connector) {
+        let step = connector.start(core);
+        self.connector = Some(connector);
+        self.take_step(core, step);
+    }
+
+    /// Start-up is done: full operation on `link`, which is the stream's from here on (RFC 5044 7.1).
+    pub(crate) fn open(&mut self, core: &mut Core, link: Link, negotiated: Negotiated, active: bool, surplus: &[u8]) {
+        self.facts.ird.store(negotiated.ird, Ordering::Relaxed);
+        self.facts.ord.store(negotiated.ord, Ordering::Relaxed);
+        let (failure, private_data) = (negotiated.failure, negotiated.private_data.clone());
+        let operation = match Operation::new(link, self.facts.view.id, negotiated, active) {
+            Ok(operation) => self.operation.insert(operation),
+            Err(error) => {
+                self.take_loss(core, &error);
+                return;
+            }
+        };
+        self.state = State::Open;
+        self.facts.state.store(self.state as u8, Ordering::Relaxed);
+        if let Some(cause) = failure {
+            let peer = &self.facts.remote_address;
+            let reason = EndReason::PeerIncompatible(format!("{peer} cannot serve what this side needs: {cause}"));
+            self.end(core, Some(reason));
+            return;
+        }
+        for (wr_id, span) in mem::take(&mut self.early_receives) {
+            // Refused only by a stream that has failed, which this one has not.
+            let _ = operation.iwarp.post_receive(wr_id, span);
+        }
+        if active {
+            core.report(Event::Established {
+                stream: self.facts.id,
+                private_data,
+            });
+        }
+        if !surplus.is_empty() {
+            operation.receive_octets(&core.device, surplus);
+            self.take_events(core);
+        }
+        self.send(core);
+    }
+
+    pub(crate) fn fail_connecting(&mut self, core: &mut Core, reason: EndReason) {
+        self.end(core, Some(reason));
+    }
+
+    fn take_step(&mut self, core: &mut Core, step: Step) {
+        match step {
+            Step::Continue => {}
+            Step::Open {
+                link,
+                negotiated,
+                surplus,
+            } => {
+                self.connector = None;
+                self.open(core, link, negotiated, true, &surplus);
+            }
+            Step::Rejected { link, private_data } => {
+                // Receives complete as flushed first; MPA is left (RFC 5044 7.1.2 rule 3).
+                self.connector = None;
+                let rejected = Event::Rejected {
+                    stream: self.facts.id,
+                    private_data,
+                };
+                self.end_with(core, None, None, Farewell::Close, Some(rejected));
+                Goodbye::start(core, self.token, link);
+            }
+            Step::Failed(reason) => self.fail_connecting(core, reason),
+        }
+    }
+
+    // --- from the loop ---
+
+    pub(crate) fn on_ready(&mut self, core: &mut Core, readable: bool) {
+        if let Some(connector) = self.connector.as_mut() {
+            let step = connector.on_ready(core, readable);
+            self.take_step(core, step);
+            return;
+        }
+        if readable {
+            self.receive(core);
+        }
+        self.send(core);
+    }
+
+    pub(crate) fn on_timer(&mut self, core: &mut Core, timer: TimerId) {
+        if let Some(connector) = self.connector.as_mut() {
+            let step = connector.timed_out(core);
+            self.take_step(core, step);
+        } else if self.timer == Some(timer) {
+            self.disconnect_timed_out(core);
+        } else {
+            self.offload_timer_fired(core, timer);
+        }
+    }
+
+    /// Read until nothing is left or others should have a turn.
+    fn receive(&mut self, core: &mut Core) {
+        let mut budget_bytes = limits::RNIC_PUMP_MAX_BYTES;
+        while let Some(operation) = self.operation.as_mut() {
+            match operation.receive(&core.device, &mut core.staging) {
+                Ok(Received::Nothing) => return,
+                Ok(Received::Eof { whole }) => {
+                    self.take_eof(core, whole);
+                    return;
+                }
+                Ok(Received::Octets { bytes, more }) => {
+                    self.take_events(core);
+                    budget_bytes = budget_bytes.saturating_sub(bytes);
+                    if !more || budget_bytes == 0 {
+                        return;
+                    }
+                }
+                Err(error) => {
+                    self.take_loss(core, &error);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Send until the socket takes no more, nothing is left, or others should have a turn.
+    pub(crate) fn send(&mut self, core: &mut Core) {
+        if self.operation.is_none() {
+            return;
+        }
+        let turn_is_over = match self.send_turn(core) {
+            Ok(turn_is_over) => turn_is_over,
+            Err(error) => {
+                self.send_failed(core, &error);
+                return;
+            }
+        };
+        let waits = |operation: &Operation| turn_is_over || operation.link.has_unsent();
+        if self.operation.as_ref().is_some_and(|operation| !waits(operation)) {
+            self.take_silence(core);
+        }
+        if let Some(operation) = self.operation.as_mut() {
+            let write = waits(operation);
+            core.watch(&mut operation.link, self.token, true, write);
+        }
+    }
+
+    /// True if it ended only because others should have a turn.
+    fn send_turn(&mut self, core: &mut Core) -> io::Result<bool> {
+        let mut budget_bytes = limits::RNIC_PUMP_MAX_BYTES;
+        while let Some(operation) = self.operation.as_mut() {
+            operation.link.send_queued()?;
+            if !operation.has_to_send() {
+                return Ok(false);
+            }
+            if budget_bytes == 0 {
+                return Ok(true);
+            }
+            let result = operation.send_batch(&core.device);
+            self.take_events(core);
+            budget_bytes = budget_bytes.saturating_sub(result?);
+        }
+        Ok(false)
+    }
+
+    fn send_failed(&mut self, core: &mut Core, error: &io::Error) {
+        for _ in 0..READS_AFTER_SEND_ERROR {
+            let Some(operation) = self.operation.as_mut() else {
+                return;
+            };
+            match operation.receive(&core.device, &mut core.staging) {
+                Ok(Received::Octets { .. }) => self.take_events(core),
+                _ => break,
+            }
+        }
+        self.take_loss(core, error);
+    }
+
+    // --- from the operation ---
+
+    /// Report what the iWARP stream has to say, in its order. Whoever gets `StreamEnded` logs why, once.
+    fn take_events(&mut self, core: &mut Core) {
+        let mut released = Held::new();
+        while let Some(event) = self
+            .operation
+            .as_mut()
+            .and_then(|operation| operation.iwarp.next_event())
+        {
+            match completion_of(self.facts.id, event) {
+                Ok(completion) if completion.opcode.of_receive() => {
+                    released.extend(self.held_receives.pop_front());
+                    self.take_receive(core, completion);
+                }
+                Ok(completion) => {
+                    if let Some(HeldWork { regions, owner }) = self.held_work.pop_front() {
+                        released.extend(regions);
+                        self.take_work(core, owner, completion);
+                    }
+                }
+                Err(end) => self.take_end(core, end),
+            }
+        }
+        if !released.is_empty() {
+            let mut table = lock(&core.device.table);
+            released.into_iter().for_each(|region| table.memories.release(region));
+        }
+    }
+
+    fn take_end(&mut self, core: &mut Core, event: IwarpEvent) {
+        let peer = &self.facts.remote_address;
+        match event {
+            IwarpEvent::TerminateReceived { info } => {
+                core.log(
+                    log::Level::Debug,
+                    format!("{peer} ended the stream with Terminate {info}"),
+                );
+                if let Some(operation) = self.operation.as_mut() {
+                    operation.link.drop_unsent();
+                }
+                let message = format!("{peer} ended the stream: {info}");
+                let reason = EndReason::ConnectionLost {
+                    message,
+                    terminate: Some(info.clone()),
+                };
+                self.end_with(core, Some(reason), Some(info), Farewell::Goodbye, None);
+            }
+            IwarpEvent::Failed { error } => {
+                core.log(
+                    log::Level::Debug,
+                    format!("{peer} broke the protocol: {error}; its stream ends"),
+                );
+                self.end(core, Some(EndReason::PeerMisbehaved(error)));
+            }
+            _ => {}
+        }
+    }
+
+    fn take_eof(&mut self, core: &mut Core, whole: bool) {
+        let (peer, outstanding) = (&self.facts.remote_address, self.held_work.len());
+        let reason = if !whole {
+            Some(EndReason::lost(format!(
+                "{peer} closed the connection in the middle of a message"
+            )))
+        } else if outstanding > 0 {
+            Some(EndReason::lost(format!(
+                "{peer} closed the connection with {outstanding} work requests outstanding"
+            )))
+        } else {
+            None
+        };
+        self.end(core, reason);
+    }
+
+    fn take_loss(&mut self, core: &mut Core, error: &io::Error) {
+        let (peer, why) = (&self.facts.remote_address, error_text(error));
+        let reason = EndReason::lost(format!("the connection to {peer} was lost: {why}"));
+        self.end_with(core, Some(reason), None, Farewell::Close, None);
+    }
+
+    /// Disconnecting: everything owed to the peer has left; FIN once everything posted is done too.
+    fn take_silence(&mut self, core: &mut Core) {
+        let busy = !self.held_work.is_empty() || self.is_draining();
+        let Some(operation) = self.operation.as_mut() else {
+            return;
+        };
+        if self.state != State::Disconnecting || operation.link.send_finished || busy {
+            return;
+        }
+        match operation.link.finish_sending() {
+            Ok(()) => self.watch_disconnect(core),
+            Err(error) => self.take_loss(core, &error),
+        }
+    }
+
+    // --- within ---
+
+    fn set_state(&mut self, state: State) {
+        self.state = state;
+        self.facts.state.store(state as u8, Ordering::Relaxed);
+    }
+
+    pub(crate) fn watch_disconnect(&mut self, core: &mut Core) {
+        core.timers.cancel(&mut self.timer);
+        self.moved_bytes_seen = self
+            .operation
+            .as_ref()
+            .map_or(0, |operation| operation.link.moved_bytes);
+        self.timer = Some(core.start_timer(core.options().disconnect, self.token));
+    }
+
+    fn disconnect_timed_out(&mut self, core: &mut Core) {
+        let Some(operation) = self.operation.as_ref() else {
+            return;
+        };
+        let finished = operation.link.send_finished;
+        if !finished && operation.link.moved_bytes != self.moved_bytes_seen {
+            self.watch_disconnect(core);
+            return;
+        }
+        let what = if finished {
+            "did not close its side"
+        } else {
+            "did not let the posted work finish"
+        };
+        let (peer, limit_s) = (&self.facts.remote_address, core.options().disconnect.as_secs_f64());
+        let reason = EndReason::DeadlineExceeded(format!("{peer} {what} within {limit_s:?} s of disconnect"));
+        self.end_with(core, Some(reason), None, Farewell::Reset, None);
+    }
+
+    fn end(&mut self, core: &mut Core, reason: Option<EndReason>) {
+        self.end_with(core, reason, None, Farewell::Goodbye, None);
+    }
+
+    /// Make placement impossible, flush, report the end, and let the connection go (profile 3).
+    fn end_with(
+        &mut self,
+        core: &mut Core,
+        reason: Option<EndReason>,
+        terminate: Option<TerminateInfo>,
+        farewell: Farewell,
+        event: Option<Event>,
+    ) {
+        if self.has_ended() {
+            return;
+        }
+        self.set_state(State::Ended);
+        lock(&core.device.table).close_view(self.facts.view.id);
+        core.timers.cancel(&mut self.timer);
+        if let Some(connector) = self.connector.take() {
+            connector.close_now(core);
+        }
+        for (wr_id, _) in mem::take(&mut self.early_receives) {
+            core.report(Event::Completion(flushed_receive(self.facts.id, wr_id)));
+        }
+        let mut operation = self.operation.take();
+        let mut cause = None;
+        if let Some(operation) = operation.as_mut() {
+            operation.link.unwatch(core.poller());
+            cause = operation.stop(&core.device);
+        }
+        let foreign_reads = self.end_offloaded(core);
+        if let Some(operation) = operation.as_mut() {
+            self.flush(core, operation, &foreign_reads);
+        }
+        self.release_all(core);
+        core.report(event.unwrap_or(Event::StreamEnded {
+            stream: self.facts.id,
+            reason,
+            terminate,
+            cause,
+        }));
+        match (operation, farewell) {
+            (Some(operation), Farewell::Goodbye) => Goodbye::start(core, self.token, operation.link),
+            (Some(operation), Farewell::Reset) => operation.link.reset(),
+            (_, Farewell::Close) | (None, _) => {}
+        }
+    }
+
+    /// Report what is not done, but for the offloaded session's own; `foreign_reads` had not been posted yet.
+    fn flush(&mut self, core: &mut Core, operation: &mut Operation, foreign_reads: &[u64]) {
+        let (receives, works): (Vec<_>, Vec<_>) = operation
+            .flush(&core.device)
+            .into_iter()
+            .partition(|work| work.kind == WrKind::Receive);
+        // The last of the held work is what is flushed; completions that nobody took come before it.
+        let taken = self.held_work.len().saturating_sub(works.len());
+        let owners = self.held_work.iter().skip(taken).map(|held| held.owner);
+        let own = |owner| matches!(owner, WorkOwner::Caller | WorkOwner::CallersRead);
+        let reported: Vec<_> = works
+            .into_iter()
+            .zip(owners)
+            .filter_map(|(work, owner)| own(owner).then_some(work))
+            .collect();
+        let waiting = foreign_reads.iter().map(|&wr_id| Flushed {
+            wr_id,
+            kind: WrKind::Read,
+        });
+        for work in reported.into_iter().chain(waiting).chain(receives) {
+            core.report(Event::Completion(flushed(self.facts.id, work)));
+        }
+    }
+
+    fn release_all(&mut self, core: &mut Core) {
+        let mut table = lock(&core.device.table);
+        let of_work = self.held_work.drain(..).flat_map(|held| held.regions);
+        for region in of_work.chain(self.held_receives.drain(..)) {
+            table.memories.release(region);
+        }
+    }
+}
+
+/// A post is refused by the stream itself only once that has failed: everything else was checked before.
+fn post_error(error: PostError) -> Error {
+    match error {
+        PostError::Ended => Error::lost(error.to_string()),
+        PostError::OrdIsZero | PostError::TooLong(_) => Error::misuse(error.to_string()),
+    }
+}
