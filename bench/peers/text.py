@@ -1,0 +1,152 @@
+"""Minimal clients of the two text protocols: RESP (Redis, Valkey) and memcached's.
+
+Every length is known beforehand, so a response is received into prepared pieces: what stands around the values into
+scratch memory, each value into its slot.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from kbtp.testing.bench.process import BenchFailed
+from kbtp.testing.bench.workload import Slots
+
+_Piece: TypeAlias = bytes | memoryview
+_IOV_MAX = 128
+
+
+class TextClient(ABC):
+    """`BlockServer` over one connection."""
+
+    def __init__(self, slots: Slots, blocks: int, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sources = [row.data for row in slots.source]
+        self._destinations = [row.data for row in slots.destination]
+        mark = os.urandom(4).hex().encode()  # clients side by side have keys of their own
+        # Of blocks to load and of blocks to replace: keys of one length, so that responses are of one length too.
+        self._loaded = [b"l%s%07d" % (mark, index) for index in range(blocks)]
+        self._stored = [b"s%s%07d" % (mark, index) for index in range(slots.count)]
+        self._scratch = memoryview(bytearray(1 << 12))
+        self._gets = {key: self.get_request(key) for key in (*self._loaded, *self._stored)}
+        self._puts = {key: self.put_request(key, slots.block_bytes) for key in (*self._loaded, *self._stored)}
+        self._before = len(self.value_head(self._loaded[0], slots.block_bytes))
+        self._value_start = self.value_head(b"", 0)[:1]
+
+    @abstractmethod
+    def get_request(self, key: bytes) -> bytes: ...
+
+    @abstractmethod
+    def put_request(self, key: bytes, length: int) -> bytes:
+        """What goes before the value; a line end goes behind it."""
+
+    @abstractmethod
+    def value_head(self, key: bytes, length: int) -> bytes:
+        """What comes before a value; `value_tail` comes behind it."""
+
+    value_tail: bytes
+    stored: bytes
+
+    # --- BlockServer ---------------------------------------------------------------------------
+
+    def fill(self, indices: Sequence[int]) -> None:
+        self._put([self._loaded[index] for index in indices], 0)
+
+    def load(self, indices: Sequence[int], first_slot: int) -> None:
+        self._get([self._loaded[index] for index in indices], first_slot)
+
+    def store(self, indices: Sequence[int], first_slot: int) -> None:
+        self._put([self._stored[index] for index in indices], first_slot)
+
+    def read_back(self, indices: Sequence[int], first_slot: int) -> None:
+        self._get([self._stored[index] for index in indices], first_slot)
+
+    def allocate(self, indices: Sequence[int], first_slot: int) -> None:
+        self.store(indices, first_slot)
+
+    def free(self, indices: Sequence[int]) -> None:
+        return  # the next value replaces this one
+
+    def finish(self) -> None:
+        return  # there is always room
+
+    def close(self) -> None:
+        self._socket.close()
+
+    # --- the wire ------------------------------------------------------------------------------
+
+    def _get(self, keys: list[bytes], first_slot: int) -> None:
+        self._send([b"".join([self._gets[key] for key in keys])])
+        scratch, head, tail = self._scratch, self._before, len(self.value_tail)
+        pieces: list[memoryview] = []
+        for slot in range(first_slot, first_slot + len(keys)):
+            pieces += (scratch[:head], self._destinations[slot], scratch[head : head + tail])
+        self._receive(pieces)
+        if scratch[:1] != self._value_start or scratch[head : head + tail] != self.value_tail:
+            raise BenchFailed(f"not a value: {bytes(scratch[: head + tail])!r}")
+
+    def _put(self, keys: list[bytes], first_slot: int) -> None:
+        pieces: list[_Piece] = []
+        for slot, key in enumerate(keys, first_slot):
+            pieces += (self._puts[key], self._sources[slot], b"\r\n")
+        self._send(pieces)
+        answer = self._scratch[: len(self.stored) * len(keys)]
+        self._receive([answer])
+        if answer != self.stored * len(keys):
+            raise BenchFailed(f"not stored: {bytes(answer)!r}")
+
+    def _send(self, pieces: list[_Piece]) -> None:
+        first = 0
+        while first < len(pieces):
+            sent = self._socket.sendmsg(pieces[first : first + _IOV_MAX])
+            while first < len(pieces) and sent >= len(pieces[first]):
+                sent -= len(pieces[first])
+                first += 1
+            if sent:
+                pieces[first] = memoryview(pieces[first])[sent:]
+
+    def _receive(self, pieces: list[memoryview]) -> None:
+        first = 0
+        while first < len(pieces):
+            got = self._socket.recvmsg_into(pieces[first : first + _IOV_MAX])[0]
+            if not got:
+                raise BenchFailed("the server closed the connection")
+            while first < len(pieces) and got >= len(pieces[first]):
+                got -= len(pieces[first])
+                first += 1
+            if got:
+                pieces[first] = pieces[first][got:]
+
+
+class Resp(TextClient):
+    """Redis and Valkey."""
+
+    value_tail = b"\r\n"
+    stored = b"+OK\r\n"
+
+    def get_request(self, key: bytes) -> bytes:
+        return b"*2\r\n$3\r\nGET\r\n$%d\r\n%s\r\n" % (len(key), key)
+
+    def put_request(self, key: bytes, length: int) -> bytes:
+        return b"*3\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n" % (len(key), key, length)
+
+    def value_head(self, key: bytes, length: int) -> bytes:
+        return b"$%d\r\n" % length
+
+
+class Memcached(TextClient):
+    value_tail = b"\r\nEND\r\n"
+    stored = b"STORED\r\n"
+
+    def get_request(self, key: bytes) -> bytes:
+        return b"get %s\r\n" % key
+
+    def put_request(self, key: bytes, length: int) -> bytes:
+        return b"set %s 0 0 %d\r\n" % (key, length)
+
+    def value_head(self, key: bytes, length: int) -> bytes:
+        return b"VALUE %s 0 %d\r\n" % (key, length)

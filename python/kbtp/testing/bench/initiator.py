@@ -1,0 +1,138 @@
+"""An initiator in a process of its own: `python -m kbtp.testing.bench.initiator`, driven as `Crew` does."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, TypeAlias
+
+import kbtp
+from kbtp.initiator.client import Client
+from kbtp.initiator.operations import BlockRef, Result
+from kbtp.testing.bench.process import BenchFailed, Message, answer_each
+from kbtp.testing.bench.rnics import open_spinning
+from kbtp.testing.bench.workload import BlockServer, Slots, Workload
+
+
+class KbtpBlocks:
+    """`BlockServer` on a session with a target. One outstanding is the single form of a call, more the batch form."""
+
+    def __init__(self, client: Client, slots: Slots) -> None:
+        self._client = client
+        # The caller's own memory, registered once, as an engine does with its KV cache.
+        client.register(slots.source)
+        client.register(slots.destination)
+        self._sources = [row.data for row in slots.source]
+        self._destinations = [row.data for row in slots.destination]
+        self._sealed: dict[int, BlockRef] = {}
+        self._open: dict[int, BlockRef] = {}
+        self._last: dict[int, BlockRef] = {}
+
+    def fill(self, indices: Sequence[int]) -> None:
+        stored = _all_ok(self._client.alloc_store_many(self._sources[: len(indices)]))
+        self._sealed.update((index, result.ref) for index, result in zip(indices, stored, strict=True))
+
+    def load(self, indices: Sequence[int], first_slot: int) -> None:
+        if len(indices) == 1:
+            self._client.load(self._sealed[indices[0]], into=self._destinations[first_slot])
+        else:
+            blocks = [self._sealed[index] for index in indices]
+            _all_ok(self._client.load_many(blocks, self._destinations[first_slot : first_slot + len(blocks)]))
+
+    def store(self, indices: Sequence[int], first_slot: int) -> None:
+        if not self._open:
+            count = len(self._sources)
+            opened = _all_ok(self._client.alloc_store_many(self._sources, seal=False))
+            self._open = {index: result.ref for index, result in zip(range(count), opened, strict=True)}
+        self._last = self._open
+        if len(indices) == 1:
+            self._client.store(self._open[indices[0]], self._sources[first_slot], seal=False)
+        else:
+            blocks = [self._open[index] for index in indices]
+            _all_ok(self._client.store_many(blocks, self._sources[first_slot : first_slot + len(blocks)], seal=False))
+
+    def read_back(self, indices: Sequence[int], first_slot: int) -> None:
+        blocks = [self._last[index] for index in indices]
+        into = self._destinations[first_slot : first_slot + len(blocks)]
+        _all_ok(self._client.load_many(blocks, into, allow_unsealed=True))
+
+    def allocate(self, indices: Sequence[int], first_slot: int) -> None:
+        if len(indices) == 1:
+            self._last = {indices[0]: self._client.alloc_store(self._sources[first_slot])}
+        else:
+            stored = _all_ok(self._client.alloc_store_many(self._sources[first_slot : first_slot + len(indices)]))
+            self._last = {index: result.ref for index, result in zip(indices, stored, strict=True)}
+
+    def free(self, indices: Sequence[int]) -> None:
+        if len(indices) == 1:
+            self._client.free(self._last[indices[0]])
+        else:
+            _all_ok(self._client.free_many([self._last[index] for index in indices]))
+
+    def finish(self) -> None:
+        if self._open:
+            _all_ok(self._client.free_many(list(self._open.values())))
+            self._open = {}
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _all_ok(results: list[Result]) -> list[Result]:
+    for result in results:
+        result.raise_for_status()
+    return results
+
+
+def connect(slots: Slots, blocks: int, settings: dict[str, Any]) -> tuple[BlockServer, int, Message]:
+    """A session for `blocks` blocks, or as many as the target grants. Raises BenchFailed if those are too few."""
+    rnic = open_spinning(settings["rnic"], settings["spin_us"])
+    client = kbtp.connect(
+        settings["url"],
+        quota=blocks + slots.count,
+        handles=settings.get("handles", 0),
+        name="kbtp bench",
+        namespace=settings.get("namespace"),
+        rnic=rnic,
+    )
+    granted = client.quota_blocks
+    if granted < 2 * slots.count:
+        raise BenchFailed(f"the target grants {granted} blocks; to measure, {2 * slots.count} are needed")
+    return KbtpBlocks(client, slots), min(blocks, granted - slots.count), {"rnic": rnic.name}
+
+
+Connect: TypeAlias = Callable[[Slots, int, dict[str, Any]], tuple[BlockServer, int, Message]]
+
+
+class Worker:
+    """Answers `open` and `measure`; what `connect` opens is what is measured."""
+
+    def __init__(self, connect: Connect = connect) -> None:
+        self._connect = connect
+        self._server: BlockServer | None = None
+        self._workload: Workload | None = None
+
+    def __call__(self, message: Message) -> Message:
+        if message["do"] == "open":
+            slots = Slots(message["slots"], message["block_bytes"])
+            self._server, blocks, told = self._connect(slots, message["blocks"], message["settings"])
+            self._workload = Workload(self._server, slots, blocks, message["settings"].get("stride", 1))
+            gc.freeze()  # what this process has made up to here is not the client's garbage
+            return {**told, "blocks": blocks}
+        if self._workload is None:
+            raise BenchFailed("nothing is open")
+        calls = self._workload.measure(message["operation"], message["outstanding"], message["seconds"])
+        return asdict(calls)
+
+    def run(self) -> int:
+        """Answer until standard input ends, then leave the server in order. Returns the exit status."""
+        status = answer_each(self)
+        if self._server is not None and status == 0:
+            self._server.close()
+        return status
+
+
+if __name__ == "__main__":
+    sys.exit(Worker().run())

@@ -1,0 +1,194 @@
+"""What an initiator does while it is measured, against anything that stores blocks and gives them back.
+
+Only the calls themselves are timed. Every block is stamped with its number before it is stored; what comes back
+must bear the right stamp, and now and then all octets are compared. A call's destination is spoilt afterwards, so that
+a call that places nothing is found out.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kbtp.testing.bench.figures import ALLOC, LOAD, STORE, Calls
+from kbtp.testing.bench.process import BenchFailed
+
+STAMP_BYTES = 16
+SLOT_SHIFT_BYTES = 64
+COMPARE_EVERY = 64
+WARM_UP_PART = 0.15
+DRAWS = 256
+_SPOILT = -1
+_SEED = 1
+
+
+class BlockServer(Protocol):
+    """What is measured, from an initiator's side.
+
+    A slot is a row of the source and the destination array it was opened with; the nth of `indices` goes with the
+    slot `first_slot` + n. Each call returns when all of it is done and raises if any of it failed.
+    """
+
+    def fill(self, indices: Sequence[int]) -> None:
+        """Store what `load` will find, once for each index."""
+        ...
+
+    def load(self, indices: Sequence[int], first_slot: int) -> None: ...
+
+    def store(self, indices: Sequence[int], first_slot: int) -> None:
+        """Replace blocks of a second set, as many as there are slots; the first call for an index may create it."""
+        ...
+
+    def read_back(self, indices: Sequence[int], first_slot: int) -> None:
+        """Load what `store` or `allocate` stored last."""
+        ...
+
+    def allocate(self, indices: Sequence[int], first_slot: int) -> None: ...
+
+    def free(self, indices: Sequence[int]) -> None: ...
+
+    def finish(self) -> None:
+        """Undo what `store` created, so that there is room for `allocate`. Not timed."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Slots:
+    """The memory an initiator loads into and stores from, one row a slot."""
+
+    def __init__(self, count: int, block_bytes: int) -> None:
+        self.count = count
+        self.block_bytes = block_bytes
+        octets = np.random.default_rng(_SEED).integers(0, 256, block_bytes + count * SLOT_SHIFT_BYTES, np.uint8)
+        self.source = np.stack([octets[slot * SLOT_SHIFT_BYTES :][:block_bytes] for slot in range(count)])
+        self.destination = np.zeros((count, block_bytes), np.uint8)
+        self._stamps: npt.NDArray[np.int64] = self.source[:, :STAMP_BYTES].view(np.int64)
+        self._arrived: npt.NDArray[np.int64] = self.destination[:, :STAMP_BYTES].view(np.int64)
+
+    def stamp(self, indices: Sequence[int], first_slot: int, version: int) -> None:
+        rows = self._stamps[first_slot : first_slot + len(indices)]
+        rows[:, 0] = indices
+        rows[:, 1] = version
+
+    def check(self, indices: Sequence[int], sources: Sequence[int], first_slot: int, version: int, whole: bool) -> None:
+        """Raises BenchFailed unless what arrived for `indices` came from the slots `sources`. Spoils what it saw."""
+        rows = slice(first_slot, first_slot + len(indices))
+        arrived = self._arrived[rows]
+        if not (arrived[:, 0] == indices).all() or not (arrived[:, 1] == version).all():
+            raise BenchFailed(f"a block of {self.block_bytes} octets came back as another one")
+        if whole:
+            for got, source in zip(self.destination[rows], sources, strict=True):
+                if not np.array_equal(got[STAMP_BYTES:], self.source[source, STAMP_BYTES:]):
+                    raise BenchFailed(f"a block of {self.block_bytes} octets came back damaged")
+        arrived[:, 0] = _SPOILT
+
+
+class Workload:
+    """Fills a server with `blocks` blocks and measures calls to it, loads from every `stride`th of them."""
+
+    def __init__(self, server: BlockServer, slots: Slots, blocks: int, stride: int = 1) -> None:
+        self._server = server
+        self._slots = slots
+        self._blocks = blocks
+        self._stride = stride
+        self._version = 0
+        self._random = random.Random(_SEED)
+        for start in range(0, blocks, slots.count):
+            indices = range(start, min(start + slots.count, blocks))
+            slots.stamp(indices, 0, 0)
+            server.fill(indices)
+
+    def measure(self, operation: str, outstanding: int, seconds: float) -> Calls:
+        """Call for some `seconds` by the clock on the wall, at least once. Raises BenchFailed if contents differ."""
+        run = {LOAD: self._loads, STORE: self._stores, ALLOC: self._allocations}[operation]
+        indices = range(0, self._blocks, self._stride) if operation == LOAD else range(self._slots.count)
+        draws = self._draws(indices, outstanding)
+        warm_up = run(draws, seconds * WARM_UP_PART)
+        calls = run(draws, seconds)
+        self._server.finish()
+        return replace(calls, warm_up_calls=len(warm_up.calls_ns))
+
+    def _draws(self, indices: range, outstanding: int) -> list[list[int]]:
+        """Indices for many calls, drawn beforehand: no two the same within one call."""
+        return [self._random.sample(indices, outstanding) for _ in range(DRAWS)]
+
+    def _loads(self, draws: list[list[int]], seconds: float) -> Calls:
+        slots, load, timed = self._slots, self._server.load, _Timed(seconds)
+        while timed.goes_on():
+            indices, first_slot = self._turn(draws, timed.count)
+            timed.call(load, indices, first_slot)
+            slots.check(indices, [index % slots.count for index in indices], first_slot, 0, timed.is_compared())
+        return Calls(timed.calls_ns, timed.count * len(draws[0]))
+
+    def _stores(self, draws: list[list[int]], seconds: float) -> Calls:
+        timed = _Timed(seconds)
+        verified = 0
+        while timed.goes_on():
+            indices, first_slot = self._turn(draws, timed.count)
+            self._version += 1
+            self._slots.stamp(indices, first_slot, self._version)
+            timed.call(self._server.store, indices, first_slot)
+            if timed.is_compared():
+                verified += self._verify(indices, first_slot)
+        verified += self._verify(indices, first_slot)
+        return Calls(timed.calls_ns, verified)
+
+    def _allocations(self, draws: list[list[int]], seconds: float) -> Calls:
+        timed = _Timed(seconds)
+        verified = 0
+        while timed.goes_on():
+            indices, first_slot = self._turn(draws, timed.count)
+            self._version += 1
+            self._slots.stamp(indices, first_slot, self._version)
+            timed.call(self._server.allocate, indices, first_slot)
+            if timed.is_compared():
+                verified += self._verify(indices, first_slot)
+            timed.continue_call(self._server.free, indices)
+        return Calls(timed.calls_ns, verified)
+
+    def _turn(self, draws: list[list[int]], count: int) -> tuple[list[int], int]:
+        indices = draws[count % len(draws)]
+        return indices, count % (self._slots.count - len(indices) + 1)
+
+    def _verify(self, indices: list[int], first_slot: int) -> int:
+        self._server.read_back(indices, first_slot)
+        sources = range(first_slot, first_slot + len(indices))
+        self._slots.check(indices, sources, first_slot, self._version, True)
+        return len(indices)
+
+
+class _Timed:
+    """Times calls until some seconds have passed by the clock on the wall, at least one call."""
+
+    def __init__(self, seconds: float) -> None:
+        self.calls_ns: list[int] = []
+        self._deadline_ns = time.perf_counter_ns() + int(seconds * 1e9)
+
+    @property
+    def count(self) -> int:
+        return len(self.calls_ns)
+
+    def goes_on(self) -> bool:
+        return not self.calls_ns or time.perf_counter_ns() < self._deadline_ns
+
+    def is_compared(self) -> bool:
+        """Whether the call just made is one whose octets are all compared."""
+        return len(self.calls_ns) % COMPARE_EVERY == 1
+
+    def call(self, function: Callable[[Sequence[int], int], None], indices: list[int], first_slot: int) -> None:
+        began_ns = time.perf_counter_ns()
+        function(indices, first_slot)
+        self.calls_ns.append(time.perf_counter_ns() - began_ns)
+
+    def continue_call(self, function: Callable[[Sequence[int]], None], indices: list[int]) -> None:
+        """Time that belongs to the call before."""
+        began_ns = time.perf_counter_ns()
+        function(indices)
+        self.calls_ns[-1] += time.perf_counter_ns() - began_ns

@@ -1,0 +1,148 @@
+"""The bare-socket baseline, kbtp and the peers' minimal clients, each measured for a moment."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.contenders import SLOTS, Floor, Kbtp
+from bench.peers.text import Memcached, Resp, TextClient
+from kbtp.testing.bench.figures import LOAD, OPERATIONS, STORE, Cell
+from kbtp.testing.bench.process import BenchFailed
+from kbtp.testing.bench.workload import Slots, Workload
+
+SOURCE = Path(__file__).parents[2] / "bench" / "baseline" / "floor.c"
+BLOCK_BYTES = 1 << 20
+SECONDS = 0.02
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The baseline, built as the Makefile does, and without a warning."""
+    built = tmp_path_factory.mktemp("floor") / "floor"
+    subprocess.run(["cc", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", built, SOURCE], check=True)
+    return built
+
+
+@pytest.mark.parametrize("spin_us", [0, 50])
+@pytest.mark.parametrize("operation", [LOAD, STORE])
+def test_the_baseline(program: Path, operation: str, spin_us: int) -> None:
+    floor = Floor("bare sockets", program=program, spin_us=spin_us)
+    floor.open(BLOCK_BYTES, 2)
+    try:
+        for outstanding, initiators in ((1, 1), (SLOTS, 1), (4, 2)):
+            figures = floor.measure(Cell(operation, BLOCK_BYTES, outstanding, initiators), SECONDS)
+            assert figures.calls >= initiators
+            assert figures.verified >= initiators * outstanding
+            assert figures.gb_per_s > 0
+    finally:
+        floor.close()
+
+
+@pytest.mark.parametrize("arguments", [[], ["serve"], ["get", "1", "4096", "0", "0", "4", "10", "0"]])
+def test_the_baseline_says_what_it_cannot_do(program: Path, arguments: list[str]) -> None:
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "usage" in json.loads(done.stdout)["error"]
+
+
+def test_kbtp() -> None:
+    kbtp = Kbtp("kbtp", rnic="reference", spin_us=0, blocks=SLOTS)
+    kbtp.open(4096, 1)
+    try:
+        for operation in OPERATIONS:
+            for outstanding in (1, 4):
+                assert kbtp.measure(Cell(operation, 4096, outstanding), SECONDS).verified >= outstanding
+    finally:
+        kbtp.close()
+    assert kbtp.told == {"target": "reference", "initiators": "reference"}
+
+
+# --- the text protocols, against servers that know as much of them as is needed ---
+
+
+def serve_resp(stream: socket.socket) -> None:
+    """SET and GET."""
+    kept: dict[bytes, bytes] = {}
+    with stream, stream.makefile("rwb") as file:
+        while (head := file.readline()).startswith(b"*"):
+            words = []
+            for _ in range(int(head[1:])):
+                words.append(file.read(int(file.readline()[1:])))
+                file.readline()
+            if words[0] == b"SET":
+                kept[words[1]] = words[2]
+                file.write(b"+OK\r\n")
+            else:
+                value = kept.get(words[1])
+                file.write(b"$-1\r\n" if value is None else b"$%d\r\n%s\r\n" % (len(value), value))
+            file.flush()
+
+
+def serve_memcached(stream: socket.socket) -> None:
+    """set and get."""
+    kept: dict[bytes, bytes] = {}
+    with stream, stream.makefile("rwb") as file:
+        while words := file.readline().split():
+            if words[0] == b"set":
+                kept[words[1]] = file.read(int(words[4]))
+                file.readline()
+                file.write(b"STORED\r\n")
+            else:
+                value = kept[words[1]]
+                file.write(b"VALUE %s 0 %d\r\n%s\r\nEND\r\n" % (words[1], len(value), value))
+            file.flush()
+
+
+Server = Callable[[socket.socket], None]
+
+
+@pytest.fixture
+def serving() -> Iterator[Callable[[Server], int]]:
+    """`serving(server)`: the port where it serves one connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threads: list[threading.Thread] = []
+
+        def start(server: Server) -> int:
+            threads.append(threading.Thread(target=lambda: server(listener.accept()[0])))
+            threads[0].start()
+            port: int = listener.getsockname()[1]
+            return port
+
+        yield start
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.parametrize(("kind", "server"), [(Resp, serve_resp), (Memcached, serve_memcached)])
+def test_a_text_client(kind: type[TextClient], server: Server, serving: Callable[[Server], int]) -> None:
+    slots = Slots(4, 1024)
+    client = kind(slots, 8, serving(server))
+    try:
+        workload = Workload(client, slots, 8)
+        for operation in OPERATIONS:
+            for outstanding in (1, 4):
+                assert workload.measure(operation, outstanding, SECONDS).verified >= outstanding
+    finally:
+        client.close()
+
+
+def test_what_was_not_stored_is_noticed(serving: Callable[[Server], int]) -> None:
+    def refuse(stream: socket.socket) -> None:
+        with stream:
+            stream.recv(1)
+            stream.sendall(b"-OOM command not allowed when used memory > 'maxmemory'.\r\n")
+
+    slots = Slots(4, 1024)
+    client = Resp(slots, 8, serving(refuse))
+    try:
+        with pytest.raises(BenchFailed, match="not stored"):
+            client.fill([0, 1])
+    finally:
+        client.close()
