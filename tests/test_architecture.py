@@ -37,11 +37,21 @@ ROOMS = (
     Room("iwarp", ("kbtp.iwarp",), may=GROUND),
     Room("blocks", ("kbtp.blocks",), may=GROUND),
     Room("verbs", ("kbtp.verbs",), may=GROUND),
+    # What a session grants an RNIC is of block structures.
+    Room("verbs.offload", ("kbtp.verbs.offload",), may=(*GROUND, "kbtp.verbs.api", "kbtp.blocks")),
     Room("rnic.reference", ("kbtp.rnic.reference",), may=(*GROUND, "kbtp.verbs", "kbtp.iwarp")),
+    # Of iWARP it takes the start-up options alone: what they mean is in Rust.
+    Room(
+        "rnic.native",
+        ("kbtp.rnic.native", "kbtp.rnic.native_requests"),
+        may=(*GROUND, "kbtp.verbs", "kbtp.iwarp.mpa", "kbtp._native", "kbtp.rnic.native_store"),
+    ),
+    # Of the block structures it has the values: what is done to them is in Rust too.
+    Room("rnic.native_store", ("kbtp.rnic.native_store",), may=(*GROUND, "kbtp.blocks", "kbtp._native")),
     # open_rnic loads an RNIC when it is asked for: one that cannot be loaded must not take the others with it.
-    Room("rnic", ("kbtp.rnic",), may=(*GROUND, "kbtp.verbs"), lazily=("kbtp.rnic.reference",)),
+    Room("rnic", ("kbtp.rnic",), may=(*GROUND, "kbtp.verbs"), lazily=("kbtp.rnic.native", "kbtp.rnic.reference")),
     # Target and initiator know the verbs protocols alone; their caller injects the RNIC.
-    Room("target", ("kbtp.target",), may=(*GROUND, "kbtp.wire", "kbtp.verbs.api", "kbtp.blocks")),
+    Room("target", ("kbtp.target",), may=(*GROUND, "kbtp.wire", "kbtp.verbs.api", "kbtp.verbs.offload", "kbtp.blocks")),
     Room("initiator", ("kbtp.initiator",), may=(*GROUND, "kbtp.wire", "kbtp.verbs")),
     Room("testing", ("kbtp.testing",), may=("kbtp",), never=("kbtp.cli", "kbtp.__main__")),
     Room("facade", ("kbtp",), may=("kbtp",), never=("kbtp.cli", "kbtp.__main__", "kbtp.testing")),
@@ -209,7 +219,8 @@ def _modules() -> dict[str, Path]:
 
 def test_imports_follow_the_arrows() -> None:
     modules = _modules()
-    known = frozenset(modules)
+    compiled = {f"kbtp.{path.stem}" for path in (SOURCE_ROOT / "kbtp").glob("*.pyi")}
+    known = frozenset(modules) | compiled
     messages = [
         message
         for module, path in modules.items()
@@ -234,7 +245,8 @@ def test_every_row_names_modules_that_exist() -> None:
 # The checker itself, on sources made for it: module, source, and a piece of the message (None: allowed).
 KNOWN = frozenset(
     "kbtp kbtp.limits kbtp.wire kbtp.wire.arrays kbtp.iwarp kbtp.verbs kbtp.verbs.api kbtp.verbs.stag_table kbtp.rnic"
-    " kbtp.rnic.reference kbtp.blocks kbtp.target kbtp.target.server kbtp.initiator kbtp.cli kbtp.testing".split()
+    " kbtp.rnic.native kbtp.rnic.reference kbtp._native kbtp.blocks kbtp.target kbtp.target.server kbtp.initiator"
+    " kbtp.cli kbtp.testing".split()
 )
 CASES = [
     ("kbtp.wire.header", "from kbtp.limits import COMPLETION_BYTES", None),
@@ -269,7 +281,11 @@ CASES = [
     ("kbtp.initiator.session", "import secrets", "layers that decide"),
     ("kbtp.initiator.client", "import asyncio", None),
     ("kbtp.initiator.client", "from kbtp.blocks import Pool", "initiator may import only"),
-    ("kbtp.rnic", "from kbtp.rnic import reference", "rnic may import rnic.reference only inside a function"),
+    (
+        "kbtp.rnic",
+        "from kbtp.rnic import reference",
+        "rnic may import rnic.native, rnic.reference only inside a function",
+    ),
     ("kbtp.rnic", "def f():\n    from kbtp.rnic import reference", None),
     ("kbtp.rnic", "if TYPE_CHECKING:\n    from .reference import ReferenceRnic", None),
     ("kbtp.rnic", "importlib.import_module('kbtp.rnic.reference')", "only inside a function"),
@@ -280,6 +296,12 @@ CASES = [
     ),
     ("kbtp.rnic.reference.channel", "import selectors\nfrom kbtp.iwarp import stream", None),
     ("kbtp.rnic.reference.channel", "from kbtp.wire import Load", "rnic.reference may import only"),
+    ("kbtp.rnic", "import kbtp.rnic.native", "rnic may import rnic.native, rnic.reference only inside a function"),
+    ("kbtp.rnic.native", "from kbtp import _native\nfrom kbtp.iwarp.mpa import MpaOptions", None),
+    ("kbtp.rnic.native", "from kbtp.iwarp import stream", "rnic.native may import only"),
+    ("kbtp.rnic.native", "from kbtp.rnic import reference", "imports kbtp.rnic.reference: rnic.native may import"),
+    ("kbtp.rnic.reference.channel", "import kbtp.rnic.native", "imports kbtp.rnic.native: rnic.reference may import"),
+    ("kbtp.target.server", "from kbtp import _native", "imports kbtp._native: target may import only"),
     ("kbtp.testing.capture", "import dpkt\nfrom kbtp.rnic import open_rnic\nimport kbtp", None),
     ("kbtp.testing.capture", "from kbtp.cli import main", "testing must not import cli"),
     ("kbtp", "from kbtp.rnic import open_rnic\nfrom kbtp.initiator import client", None),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import tokenize
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import kbtp
-from kbtp import errors, limits
+from kbtp import _native, errors, limits
 from kbtp.types import EntryFlag, Feature, HelloAckFlag, OptionType, RequestFlag, Status, TerminateCause
 from kbtp.wire import arrays
 
@@ -42,6 +43,13 @@ def test_every_limit_is_used() -> None:
         if token.type == tokenize.NAME
     }
     assert [name for name in NAMES if name not in used] == []
+
+
+def test_the_native_rnic_goes_by_the_same_numbers() -> None:
+    twins = _native.limits()
+    assert twins == {name: getattr(limits, name) for name in twins}
+    source = (PACKAGE.parents[1] / "rust" / "crates" / "kbtp-proto" / "src" / "limits.rs").read_text()
+    assert sorted(twins) == sorted(re.findall(r"^pub const (\w+):", source, re.MULTILINE))
 
 
 def test_no_second_place_spells_a_number_of_the_protocol() -> None:

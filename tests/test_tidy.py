@@ -47,8 +47,13 @@ def _files_below(folder: Path) -> Iterator[Path]:
             continue
         if path.is_file():
             yield path
-        # Build trees and environments mark themselves: cargo's, mypy's and pytest's with CACHEDIR.TAG.
-        elif not (path / "CACHEDIR.TAG").exists() and not (path / "pyvenv.cfg").exists() and path.name != "__pycache__":
+        # Build trees and environments mark themselves, with CACHEDIR.TAG mostly; cargo's does not if others made it.
+        elif (
+            path != ROOT / "rust" / "target"
+            and not (path / "CACHEDIR.TAG").exists()
+            and not (path / "pyvenv.cfg").exists()
+            and path.name != "__pycache__"
+        ):
             yield from _files_below(path)
 
 

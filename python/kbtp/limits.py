@@ -85,6 +85,7 @@ RNIC_LISTEN_BACKLOG = 1024
 RNIC_ACCEPT_BATCH = 64
 RNIC_PENDING_REQUESTS_MAX = 1024  # accepted connections of a listener without a whole MPA Request
 RNIC_ACCEPT_PAUSE_S = 0.1  # after an accept that failed, for want of file descriptors for example
+RNIC_THREADS_MAX = 256  # event loops of one target
 GOODBYE_S = 2.0  # for a last Terminate or Reply to leave and the peer's FIN to come (RFC 5040 6.2.1)
 DISCONNECT_S = 5.0  # for the peer's FIN after ours, or without any progress before
 TCP_USER_TIMEOUT_S = 30.0  # sent octets without an acknowledgement: the peer is lost

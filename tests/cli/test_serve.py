@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -72,6 +73,29 @@ def test_the_ready_line_is_for_people(start: Start) -> None:
     out, err = process.communicate(timeout=DEADLINE_S)
     assert (process.returncode, out) == (0, "")
     assert "Traceback" not in err
+
+
+def test_sessions_are_spread_over_threads(start: Start) -> None:
+    process = start("--port", "0", "--json", "--threads", "3", "--quota", "2", *SMALL)
+    url = json.loads(ready_line(process))["url"]
+    until_s = time.monotonic() + DEADLINE_S
+    while rnic_threads_of(process) != ["kbtp-rnic-0", "kbtp-rnic-1", "kbtp-rnic-2"]:  # each names itself once it runs
+        assert time.monotonic() < until_s
+    with ExitStack() as stack:
+        clients = [stack.enter_context(kbtp.connect(url)) for _ in range(4)]
+        blocks = [client.alloc_store(b"%d" % n) for n, client in enumerate(clients)]
+        for client in clients:
+            for n, block in enumerate(blocks):
+                buffer = bytearray(1)
+                assert client.load(block, into=buffer) == 1
+                assert buffer == b"%d" % n
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(DEADLINE_S) == 0
+
+
+def rnic_threads_of(process: subprocess.Popen[str]) -> list[str]:
+    names = [path.read_text().strip() for path in Path(f"/proc/{process.pid}/task").glob("*/comm")]
+    return sorted(name for name in names if name.startswith("kbtp-rnic"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -200,7 +224,9 @@ def test_the_second_signal_exits_at_once(run: Run, monkeypatch: pytest.MonkeyPat
         (("--namespace", "n" * 256, *SMALL), "namespace of 256 octets"),
         (("--linger", "soon", *SMALL), "'soon' is not a time such as 30s, 5min, 2h or forever"),
         (("--port", "65536"), "'--port'"),
-        (("--rnic", "mlx5", *SMALL), "there is no RNIC named 'mlx5'; known are auto, reference"),
+        (("--rnic", "mlx5", *SMALL), "there is no RNIC named 'mlx5'; known are auto, native, reference"),
+        (("--threads", "0", *SMALL), "'--threads'"),
+        (("--threads", "2", "--rnic", "reference", *SMALL), "2 threads: the RNIC 'reference' serves on 1"),
         (("--host", "no-such-host.invalid", *SMALL), "cannot listen on kbtp://no-such-host.invalid:5287"),
         (("--host", "a" * 64, *SMALL), "cannot listen on"),
         (("--log-level", "loud"), "'--log-level'"),

@@ -11,13 +11,13 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
 from kbtp.iwarp.fpdu import FpduDecoder, FpduEncoder
 from kbtp.iwarp.mpa import ActiveStartup, MpaOptions, Negotiated, PassiveStartup
 from kbtp.iwarp.terminate import parse_terminate
-from kbtp.rnic.reference import ReferenceOptions, ReferenceRnic
 from kbtp.types import TerminateInfo
 from kbtp.verbs.api import (
     Access,
@@ -46,13 +46,6 @@ RECEIVES = 8
 
 DDP_UNTAGGED = 18
 TERMINATE_SECOND_OCTET = 0x47
-
-
-def _reference(mpa: MpaOptions, times: dict[str, float]) -> Rnic:
-    return ReferenceRnic(ReferenceOptions(mpa=mpa, **times))
-
-
-RNICS: dict[str, Callable[[MpaOptions, dict[str, float]], Rnic]] = {"reference": _reference}
 
 
 @dataclass(eq=False)
@@ -349,14 +342,10 @@ def net() -> Iterator[Net]:
     net.close()
 
 
-@pytest.fixture(params=list(RNICS))
-def new_rnic(request: pytest.FixtureRequest) -> Callable[..., Rnic]:
-    """`new_rnic(mpa=MpaOptions(...), goodbye_s=...)`: an RNIC of the kind under test."""
-
-    def make(mpa: MpaOptions | None = None, **times: float) -> Rnic:
-        return RNICS[request.param](mpa or MpaOptions(), {"goodbye_s": 0.5, **times})
-
-    return make
+@pytest.fixture
+def new_rnic(new_rnic: Callable[..., Rnic]) -> Callable[..., Rnic]:
+    """As everywhere, and it does not wait long for a peer that never closes."""
+    return partial(new_rnic, goodbye_s=0.5)
 
 
 @pytest.fixture

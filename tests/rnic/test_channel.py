@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import select
+import signal
 import threading
+import traceback
+from types import FrameType
 
 import pytest
 
@@ -84,6 +87,41 @@ def test_a_wake_before_the_poll_is_not_lost(server) -> None:
     server.channel.wake()
     assert server.channel.poll(30.0) == []
     assert server.channel.poll(0) == []
+
+
+@pytest.mark.parametrize("timeout_s", [-1.0, 0.0, float("inf")])
+def test_a_time_limit_may_have_passed_or_never_come(server, timeout_s) -> None:
+    server.channel.wake()
+    assert server.channel.poll(timeout_s) == []
+
+
+def test_signal_handlers_run_while_poll_waits(server) -> None:
+    class Rang(Exception):
+        pass
+
+    rings, enough = 0, threading.Event()
+
+    def ring(_: int, frame: FrameType | None) -> None:
+        nonlocal rings
+        rings += any(entry.f_code.co_name == "poll" for entry, _ in traceback.walk_stack(frame))
+        if rings == 3:  # the first may have come before it waited
+            raise Rang
+
+    def keep_ringing() -> None:
+        while not enough.wait(0.01):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, ring)
+    bell = threading.Thread(target=keep_ringing)
+    try:
+        with pytest.raises(Rang):
+            bell.start()
+            while True:
+                server.channel.poll(float("inf"))
+    finally:
+        enough.set()
+        bell.join()
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_channels_of_one_rnic_may_be_polled_by_different_threads(net, new_rnic) -> None:

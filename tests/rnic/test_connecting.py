@@ -161,6 +161,7 @@ def test_many_connections_at_once(net, server, new_rnic) -> None:
         ("0.0.0.0", "127.0.0.1", "127.0.0.1"),
         ("::1", "::1", "[::1]"),
         ("localhost", "localhost", "localhost"),
+        ("127.0.0.1", "localhost", "localhost"),  # where that is ::1 too, one address after the other is tried
     ],
 )
 def test_addresses_and_names(net, new_rnic, bound, host, text) -> None:

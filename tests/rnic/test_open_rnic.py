@@ -11,21 +11,21 @@ from kbtp.errors import ApiMisuse
 from kbtp.rnic import open_rnic
 
 
-@pytest.mark.parametrize("name", ["auto", "reference"])
-def test_the_reference_rnic_is_always_there(name: str) -> None:
+@pytest.mark.parametrize(("name", "opened"), [("auto", "native"), ("native", "native"), ("reference", "reference")])
+def test_each_is_opened_by_its_name_and_the_native_one_is_the_best(name: str, opened: str) -> None:
     rnic = open_rnic(name)
-    assert rnic.name == "reference"
+    assert rnic.name == opened
     rnic.close()
 
 
 def test_auto_logs_which_it_took(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "kbtp.rnic")
     open_rnic().close()
-    assert "using RNIC reference" in caplog.text
+    assert "using RNIC native" in caplog.text
 
 
 def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(ApiMisuse, match="no RNIC named 'quantum'; known are auto, reference"):
+    with pytest.raises(ApiMisuse, match="no RNIC named 'quantum'; known are auto, native, reference"):
         open_rnic("quantum")
 
 
@@ -38,10 +38,12 @@ def test_auto_passes_over_one_that_is_not_there(
 ) -> None:
     caplog.set_level(logging.INFO, "kbtp.rnic")
     missing = kbtp.rnic._Entry("missing", _missing)
-    monkeypatch.setattr(kbtp.rnic, "_BEST_FIRST", (missing, *kbtp.rnic._BEST_FIRST))
+    monkeypatch.setattr(kbtp.rnic, "_BEST_FIRST", (missing, *kbtp.rnic._BEST_FIRST[1:]))
 
-    open_rnic().close()
+    rnic = open_rnic()
+    rnic.close()
 
+    assert rnic.name == "reference"
     assert "missing is not there: no module named that" in caplog.text
     with pytest.raises(ImportError):
         open_rnic("missing")

@@ -58,6 +58,11 @@ def sockets_of(kind: int = socket.SOCK_STREAM) -> list[socket.socket]:
 # --- TCP ---
 
 
+@pytest.fixture
+def rnic_name() -> str:
+    return "reference"
+
+
 def test_sockets_of_both_sides_notice_a_peer_that_is_lost(pair) -> None:
     ports = {pair.server.listener.address[1]}
     mine = [

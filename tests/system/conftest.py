@@ -8,6 +8,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -20,23 +21,23 @@ from kbtp.address import Address
 from kbtp.iwarp import events
 from kbtp.iwarp.mpa import ActiveStartup, MpaOptions, MpaRejected
 from kbtp.iwarp.stream import IwarpStream
-from kbtp.rnic.reference import ReferenceOptions, ReferenceRnic
 from kbtp.target.config import TargetConfig
 from kbtp.target.server import Server
 from kbtp.types import Feature, TerminateCause
-from kbtp.verbs.api import Access
+from kbtp.verbs.api import Access, Rnic
 from kbtp.verbs.stag_table import Region, StagTable
 from kbtp.wire import ConnectionData, Hello, parse_response
 
 DEADLINE_S = 10.0
+LOOK_AGAIN_S = 0.01  # what the RNIC does by itself nobody tells
 MESSAGE_BYTES = 1024
 
 
 class WatchedServer(Server):
     """A target in a thread of its own that tells when it has done something, so that a test can wait for a state."""
 
-    def __init__(self, config: TargetConfig, options: ReferenceOptions) -> None:
-        super().__init__(config, ReferenceRnic(options))
+    def __init__(self, config: TargetConfig, rnic: Rnic) -> None:
+        super().__init__(config, rnic)
         self.changed = threading.Condition()
         self.url = str(self.listen(port=0))
 
@@ -46,8 +47,11 @@ class WatchedServer(Server):
             self.changed.notify_all()
 
     def wait_until(self, predicate: Callable[[], bool]) -> bool:
+        deadline_s = time.monotonic() + DEADLINE_S
         with self.changed:
-            return self.changed.wait_for(predicate, DEADLINE_S)
+            while not (seen := predicate()) and time.monotonic() < deadline_s:
+                self.changed.wait(LOOK_AGAIN_S)
+        return seen
 
     @property
     def free_blocks(self) -> int:
@@ -83,13 +87,13 @@ def warnings() -> Iterator[Warnings]:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., WatchedServer]]:
-    """`serve(options, **config)`: a running target; unless `config` says otherwise, of 16 blocks of 8 KiB."""
+def serve(new_rnic: Callable[..., Rnic], best_rnic: str) -> Iterator[Callable[..., WatchedServer]]:
+    """`serve(rnic, **config)`: a running target; unless `config` says otherwise, of 16 blocks of 8 KiB."""
     with ExitStack() as stack:
 
-        def start(options: ReferenceOptions | None = None, **config: Any) -> WatchedServer:
+        def start(rnic: Rnic | None = None, **config: Any) -> WatchedServer:
             defaults = {"block_size_bytes": 8192, "pool_blocks": 16, "quota": 4}
-            server = WatchedServer(TargetConfig(**{**defaults, **config}), options or ReferenceOptions())
+            server = WatchedServer(TargetConfig(**{**defaults, **config}), rnic or new_rnic())
             stack.callback(server.stop)
             server.start()
             return server

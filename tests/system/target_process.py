@@ -1,5 +1,7 @@
 """A target in a process of its own, for `test_many_initiators.py`: one JSON object a line on standard output.
 
+Its arguments are the configuration, as JSON too, and the name of the RNIC.
+
 It serves until standard input ends. Each line there is answered, once no session is left, with the number of free
 blocks.
 """
@@ -19,7 +21,8 @@ class WatchedServer(Server):
     """Tells when it has done something."""
 
     def __init__(self, config: TargetConfig) -> None:
-        super().__init__(config, open_rnic("reference"))
+        rnic = open_rnic(sys.argv[2])
+        super().__init__(config, rnic, threads=3 if rnic.capabilities.executes_sequences else 1)
         self.changed = threading.Condition()
 
     def _step(self, until_s: float = float("inf")) -> None:

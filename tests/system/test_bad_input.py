@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 import kbtp
-from kbtp.rnic.reference import ReferenceOptions
 from kbtp.types import RequestFlag, Status, TerminateCause
 from kbtp.wire import AllocStore, DataDescriptor, Free, Hello, Load, Store
 
@@ -23,7 +22,7 @@ Serve = Callable[..., Any]
 Peers = Callable[..., Any]
 Neighbours = Callable[[str], Any]
 
-IMPATIENT = ReferenceOptions(mpa_request_timeout_s=0.2)
+IMPATIENT = {"mpa_request_timeout_s": 0.2}
 FOREIGN_STAG = 0x0BADCAFE
 
 
@@ -67,9 +66,11 @@ def test_rubbish_instead_of_an_mpa_request(
     assert len(warnings.lines) == 1
 
 
-def test_who_connects_and_says_nothing(serve: Serve, peer: Peers, neighbour: Neighbours, warnings: Any) -> None:
+def test_who_connects_and_says_nothing(
+    serve: Serve, new_rnic: Any, peer: Peers, neighbour: Neighbours, warnings: Any
+) -> None:
     """RFC 5044 7.1.2 rule 10, profile 8.2."""
-    server = serve(IMPATIENT)
+    server = serve(new_rnic(**IMPATIENT))
     other = neighbour(server.url)
     assert peer(server.url).is_closed_by_target()
     assert other.works_on()
@@ -77,8 +78,8 @@ def test_who_connects_and_says_nothing(serve: Serve, peer: Peers, neighbour: Nei
     assert len(warnings.lines) == 1
 
 
-def test_half_an_mpa_request(serve: Serve, peer: Peers, neighbour: Neighbours, warnings: Any) -> None:
-    server = serve(IMPATIENT)
+def test_half_an_mpa_request(serve: Serve, new_rnic: Any, peer: Peers, neighbour: Neighbours, warnings: Any) -> None:
+    server = serve(new_rnic(**IMPATIENT))
     other = neighbour(server.url)
     hostile = peer(server.url)
     hostile.socket.sendall(hostile.startup.request[:10])
@@ -425,9 +426,13 @@ def test_a_peer_that_stops_reading_during_a_large_load(
 ) -> None:
     """The others do not wait for it. Once somebody waits for its block it is given up (profile 6.1)."""
     server = serve(block_size_bytes=16 << 20, pool_blocks=16)
-    other = neighbour(server.url)
-    with kbtp.connect(server.url, quota=1) as owner:
+    initiator_id = bytes(range(16))
+    with kbtp.connect(server.url, quota=1, initiator_id=initiator_id) as owner:
         block = owner.alloc_store(bytes(16 << 20))
+    assert server.wait_until(lambda: not server.target.sessions)
+    server.target.config = server.config = replace(server.config, drain_s=0.2)  # only now: the STORE took its time
+    other = neighbour(server.url)
+    with kbtp.connect(server.url, initiator_id=initiator_id) as owner:
         hostile = peer(server.url, receive_buffer_bytes=4096)
         hostile.open_session()
         destination = hostile.register(bytearray(16 << 20))
@@ -435,7 +440,6 @@ def test_a_peer_that_stops_reading_during_a_large_load(
         hostile.send(Load(1, block.handle, 0, RequestFlag.NONE, data).pack())
         assert other.works_on()
         assert warnings.lines == []
-        server.target.config = replace(server.config, drain_s=0.2)  # only now: the STORE took its time
         owner.free(block)
         assert "did not drain within 0.2 s" in warnings.wait_for_one()
         assert owner.alloc_store(b"x").length_bytes == 1
@@ -472,6 +476,16 @@ with kbtp.connect(sys.argv[1], quota=4, name="victim") as client:
 """
 
 
+def stopped_in_the_middle(server: Any, victim: subprocess.Popen[bytes]) -> bool:
+    """Stop it where it is. True if a request of it is outstanding, and so will be lost; else it goes on."""
+    victim.send_signal(signal.SIGSTOP)
+    os.waitpid(victim.pid, os.WUNTRACED)
+    if any(one.name == "victim" and server.outstanding_of(one) for one in list(server.target.sessions)):
+        return True
+    victim.send_signal(signal.SIGCONT)
+    return False
+
+
 def test_an_initiator_that_is_killed_in_the_middle_of_a_transfer(
     serve: Serve, neighbour: Neighbours, warnings: Any
 ) -> None:
@@ -484,9 +498,7 @@ def test_an_initiator_that_is_killed_in_the_middle_of_a_transfer(
         assert victim.stdout is not None
         assert victim.stdout.readline() == b"working\n"
         assert server.free_blocks <= 12
-        assert server.wait_until(
-            lambda: any(one.name == "victim" and one.outstanding for one in list(server.target.sessions))
-        )
+        assert server.wait_until(lambda: stopped_in_the_middle(server, victim))
         victim.send_signal(signal.SIGKILL)
         assert victim.wait(10) == -signal.SIGKILL
     assert only_the_neighbour_is_left(server)

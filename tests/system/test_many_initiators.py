@@ -38,10 +38,10 @@ GONE = (Status.NOT_BOUND, Status.GENERATION_MISMATCH)
 class TargetProcess:
     """`target_process.py`, and what it says."""
 
-    def __init__(self) -> None:
+    def __init__(self, rnic_name: str) -> None:
         config = {"block_size_bytes": BLOCK_BYTES, "pool_blocks": POOL_BLOCKS, "request_credits": 8}
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("target_process.py")), json.dumps(config)],
+            [sys.executable, str(Path(__file__).with_name("target_process.py")), json.dumps(config), rnic_name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -66,8 +66,8 @@ class TargetProcess:
 
 
 @pytest.fixture
-def target() -> Iterator[TargetProcess]:
-    process = TargetProcess()
+def target(best_rnic: str) -> Iterator[TargetProcess]:
+    process = TargetProcess(best_rnic)
     yield process
     process.stop()
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -358,6 +358,8 @@ class World:
         RequestFlag.ALLOW_UNSEALED,
     )
 
+    create_store: ClassVar[Callable[..., Any]] = staticmethod(BlockStore.create)
+
     def __init__(self, **config: Any) -> None:
         defaults = {
             "block_size_bytes": BLOCK,
@@ -374,7 +376,7 @@ class World:
         self.config = TargetConfig(**{**defaults, **config})
         self.now_s = START_S
         self.pool = Region(bytearray(self.config.pool_bytes), self.config.pool_base)
-        self.store = BlockStore.create(
+        self.store = self.create_store(
             self.pool.view,
             block_size_bytes=self.config.block_size_bytes,
             block_count=self.config.pool_blocks,
@@ -443,6 +445,25 @@ class World:
             last.bind(last.handle(n), bytes([n]) * BLOCK)
         last.end()
         assert self.store.free_blocks == self.config.pool_blocks
+
+
+class NativeWorld(World):
+    """A target whose block structures are those of the native RNIC."""
+
+    @staticmethod
+    def create_store(pool: memoryview, **numbers: Any) -> Any:
+        from kbtp.rnic.native import NativeRnic  # what needs no RNIC is tested without it being built
+
+        rnic = NativeRnic()
+        region = rnic.register(pool, Access.NONE, pd=rnic.allocate_pd(), base_to=numbers["pool_base"])
+        return rnic.create_block_store(region, **numbers, freed=lambda _holder: None)
+
+
+@pytest.fixture(params=[World, NativeWorld])
+def new_world_of_any_store(request: pytest.FixtureRequest) -> Callable[..., World]:
+    """As `new_world`: once for each store there is."""
+    made: Callable[..., World] = request.param
+    return made
 
 
 @pytest.fixture(scope="session")

@@ -49,6 +49,24 @@ def test_free_completes_when_the_pins_are_gone(world: Any, owner_and_reader: tup
     assert reader.buffers[reader.next_stag] == OLD
 
 
+def test_an_entry_that_changes_between_checks_and_pin_is_checked_anew(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An RNIC that executes sequences may do that. Here the block is freed just then."""
+    owner, reader = world.connect(), world.connect()
+    owner.bind(owner.handle(), OLD)
+    pin = world.store.begin_load_of
+
+    def free_first(handle: int, entry: Any, reader_session: object) -> Any:
+        monkeypatch.undo()
+        world.store.begin_free(handle, owner.session.identity, lambda _entry: None)
+        return pin(handle, entry, reader_session)
+
+    monkeypatch.setattr(world.store, "begin_load_of", free_first)
+    load = reader.load(owner.handle())
+    assert (reader.status(load), reader.answers[load].generation) == (Status.NOT_BOUND, 3)
+
+
 def test_every_pin_holds_the_block(world: Any, owner_and_reader: tuple[Any, Any, int]) -> None:
     owner, reader, _ = owner_and_reader
     other = world.connect()

@@ -583,19 +583,19 @@ class Machine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_long_lives(new_world: Callable[..., Any], seed: int) -> None:
+def test_long_lives(new_world_of_any_store: Callable[..., Any], seed: int) -> None:
     """The same rules, many more steps than a search for a short failure takes."""
-    machine = type("Bound", (Machine,), {"new_world": staticmethod(new_world)})()
+    machine = type("Bound", (Machine,), {"new_world": staticmethod(new_world_of_any_store)})()
     dice = random.Random(seed)
     for _ in range(600):
         machine.step(dice)
     machine.teardown()
 
 
-def test_any_sessions_any_order(new_world: Callable[..., Any]) -> None:
+def test_any_sessions_any_order(new_world_of_any_store: Callable[..., Any]) -> None:
     """Profile 3, 6, 8: see the top of this file."""
     run_state_machine_as_test(
-        type("Bound", (Machine,), {"new_world": staticmethod(new_world)}),
+        type("Bound", (Machine,), {"new_world": staticmethod(new_world_of_any_store)}),
         settings=settings(
             max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
         ),

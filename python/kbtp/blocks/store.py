@@ -1,4 +1,4 @@
-"""The one owner of pool, block table, free-block ring and quotas, and of the pins between them.
+"""The one owner of pool, block table, free-block ring, quotas and handle ranges, and of the pins between them.
 
 Everything a target changes in its block structures goes through here, so that no two writers ever meet. Nothing here
 knows of sessions, messages or time: what may be done is decided by the caller, who has checked the entry first.
@@ -16,8 +16,9 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
 from kbtp.blocks.counter import MaskedCounter, checked_order
-from kbtp.blocks.handles import HandleRange
+from kbtp.blocks.handles import HandleRange, HandleRanges
 from kbtp.blocks.memory import Memory
+from kbtp.blocks.owner import LoadPin
 from kbtp.blocks.pool import Pool
 from kbtp.blocks.quota import QuotaLedger
 from kbtp.blocks.ring import FreeBlockRing
@@ -74,8 +75,10 @@ class BlockStore:
         self.ring = ring
         self.quotas = quotas
         self.clear_on_free = clear_on_free
+        self._ranges = HandleRanges(table.base_handle, table.handle_count)
+        self._domains: dict[Handle, str] = {}
         self._filling: dict[Handle, _Filling] = {}
-        self._pins: dict[BlockOffset, dict[Pin, None]] = {}
+        self._pins: dict[BlockOffset, dict[LoadPin, None]] = {}
         self._waiting_frees: dict[BlockOffset, _WaitingFree] = {}
 
     @classmethod
@@ -132,6 +135,26 @@ class BlockStore:
         """How many of `handle_range` are bound now (profile 2, HELLO_ACK at 140)."""
         return len(self.table.bound_handles(handle_range))
 
+    # --- whose handles are whose (profile 3) ---
+
+    def assign_range(self, wanted: int, domain: str) -> HandleRange | None:
+        """A range of `wanted` handles, or of as many as there are, for an initiator of `domain`; None if all are
+        assigned."""
+        handle_range = self._ranges.assign(wanted)
+        if handle_range is not None:
+            self._domains[handle_range.first] = domain
+        return handle_range
+
+    def release_range(self, handle_range: HandleRange) -> None:
+        """Give back a range that `assign_range` returned."""
+        self._ranges.release(handle_range)
+        del self._domains[handle_range.first]
+
+    def domain_of(self, handle: Handle) -> str | None:
+        """Of the initiator that `handle` was assigned to; None if it was assigned to none."""
+        handle_range = self._ranges.range_of(handle)
+        return self._domains[handle_range.first] if handle_range is not None else None
+
     # --- LOAD ---
 
     def begin_load(self, handle: Handle, owner: object) -> Pin:
@@ -143,7 +166,11 @@ class BlockStore:
         self._pins.setdefault(pin.block_offset, {})[pin] = None
         return pin
 
-    def end_load(self, pin: Pin) -> None:
+    def begin_load_of(self, handle: Handle, entry: Entry, owner: object) -> Pin | None:
+        """As `begin_load`, or None if `entry` is not the entry of `handle` any more."""
+        return self.begin_load(handle, owner) if self.table.read(handle) == entry else None
+
+    def end_load(self, pin: LoadPin) -> None:
         """The last octet has left the block, or never will. The last pin of a freed block completes its FREE."""
         pins = self._pins.get(pin.block_offset, {})
         if pin not in pins:
@@ -222,7 +249,7 @@ class BlockStore:
         self._finish_free(old.block_offset, waiting)
         return True
 
-    def pinned_frees(self) -> Iterator[tuple[BlockOffset, tuple[Pin, ...]]]:
+    def pinned_frees(self) -> Iterator[tuple[BlockOffset, tuple[LoadPin, ...]]]:
         """Blocks whose FREE waits, each with the pins it waits for, oldest first.
 
         To measure how long, remember pins, not Block Offsets: a pin belongs to one FREE, a block to many in turn.

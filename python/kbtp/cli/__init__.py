@@ -12,6 +12,7 @@ from typing import NoReturn
 import click
 
 from kbtp import __version__
+from kbtp.cli.bench import bench
 from kbtp.cli.decode import decode
 from kbtp.cli.serve import serve
 from kbtp.cli.stat import stat
@@ -31,12 +32,13 @@ def cli(ctx: click.Context) -> None:
       kbtp serve --block-size 1MiB --pool-size 4GiB
       kbtp stat kbtp://127.0.0.1
       kbtp decode session.pcap
+      kbtp bench --quick
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
 
-for _verb in (serve, stat, decode):
+for _verb in (serve, stat, decode, bench):
     cli.add_command(_verb)
 
 

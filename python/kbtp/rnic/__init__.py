@@ -22,13 +22,19 @@ class _Entry:
     open: Callable[[], Rnic]
 
 
+def _open_native() -> Rnic:
+    from kbtp.rnic.native import NativeRnic
+
+    return NativeRnic()
+
+
 def _open_reference() -> Rnic:
     from kbtp.rnic.reference import ReferenceRnic
 
     return ReferenceRnic()
 
 
-_BEST_FIRST = (_Entry("reference", _open_reference),)
+_BEST_FIRST = (_Entry("native", _open_native), _Entry("reference", _open_reference))
 
 
 def open_rnic(name: str = AUTO) -> Rnic:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from kbtp.types import TerminateCause
+from kbtp.types import Handle, TerminateCause
 from kbtp.verbs.api import MemoryRegion, Recv, WorkRequest
+
+if TYPE_CHECKING:
+    from kbtp.target.identity import Identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,26 @@ class Abort:
     why: str
 
 
-Action: TypeAlias = WorkRequest | Recv | Terminate | Disconnect | Abort
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """HELLO is granted: requests may come once the HELLO_ACK behind this has left.
+
+    Comes before any receive buffer for them is posted, and only if the RNIC executes sequences.
+    """
+
+    identity: Identity
+    receives: MemoryRegion
+    request_credits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A request on `handle` that the RNIC left to this session is wholly done or not done. As `Opened`."""
+
+    handle: Handle
+
+
+Action: TypeAlias = WorkRequest | Recv | Terminate | Disconnect | Abort | Opened | Resolved
 
 
 class SessionMemory(Protocol):

@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kbtp.blocks import BlockStore, HandleRange, HandleRanges
+from kbtp.blocks import HandleRange
+from kbtp.blocks.owner import BlockOwner
 from kbtp.limits import INITIATOR_ID_BYTES
 from kbtp.target.config import TargetConfig
 from kbtp.types import BlockOffset, Status
@@ -54,23 +55,15 @@ class Identities:
     def __init__(
         self,
         config: TargetConfig,
-        store: BlockStore,
-        table_base_handle: int,
+        store: BlockOwner,
         watch_free: Callable[[BlockOffset], None],
     ) -> None:
         """`watch_free` is told of each block whose return to the ring waits for LOADs (profile 6.1)."""
         self._config = config
         self._store = store
         self._watch_free = watch_free
-        self._ranges = HandleRanges(table_base_handle, config.handle_count)
         self._by_key: dict[tuple[str, bytes], Identity] = {}
         self._lingering: set[Identity] = set()
-        self._by_first_handle: dict[int, Identity] = {}
-
-    def owner_of(self, handle: int) -> Identity | None:
-        """Whose range `handle` is in; None if no initiator was assigned it."""
-        handles = self._ranges.range_of(handle)
-        return self._by_first_handle[handles.first] if handles is not None else None
 
     def admit(self, domain: str, hello: Hello) -> Admission | Status:
         """Resume or create the identity of a HELLO that passed every other check (profile 8.1, 8.4)."""
@@ -91,12 +84,11 @@ class Identities:
         if hello.requested_quota and not identity.quota:
             store.quotas.release(identity)
             return Status.NO_SPACE
-        handles = self._ranges.assign(hello.requested_handles or config.default_handles(identity.quota))
+        handles = store.assign_range(hello.requested_handles or config.default_handles(identity.quota), domain)
         if handles is None:
             store.quotas.release(identity)
             return Status.NO_SPACE
         identity.handles = handles
-        self._by_first_handle[handles.first] = identity
         if not identity.anonymous:
             self._by_key[domain, hello.initiator_id] = identity
         return Admission(identity, resumed=False)
@@ -134,8 +126,7 @@ class Identities:
             return
         identity.leaving = False
         self._store.quotas.release(identity)
-        self._ranges.release(identity.handles)
-        del self._by_first_handle[identity.handles.first]
+        self._store.release_range(identity.handles)
 
 
 def _expiry_s(identity: Identity) -> float:

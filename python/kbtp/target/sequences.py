@@ -16,7 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from kbtp.blocks import BlockStore, Entry, Pin
+from kbtp.blocks import Entry
+from kbtp.blocks.owner import BlockOwner, LoadPin
 from kbtp.target.actions import SessionMemory
 from kbtp.target.checks import TargetRequest, refusal
 from kbtp.target.identity import Identities, Identity
@@ -33,7 +34,7 @@ class Task:
     slot: int
     """Which receive buffer holds it; the inline data stays there until the completion."""
     started: bool = False
-    pin: Pin | None = None
+    pin: LoadPin | None = None
     block_offset: int | None = None
     """The block an ALLOC_STORE took from the ring and has not bound yet."""
     staging: MemoryRegion | None = None
@@ -73,7 +74,7 @@ class Sequences:
 
     def __init__(
         self,
-        store: BlockStore,
+        store: BlockOwner,
         identities: Identities,
         identity: Identity,
         memory: SessionMemory,
@@ -91,6 +92,12 @@ class Sequences:
     def start(self, task: Task) -> None:
         """Run `task` up to its first wait or its end."""
         task.started = True
+        while not self._started(task):
+            pass  # a block of another session was freed between the checks and the pin: checked anew
+
+    def _started(self, task: Task) -> bool:
+        """False if nothing was done because the entry that was judged has changed meanwhile, which only an RNIC that
+        executes sequences can do, and only to a LOAD."""
         request = task.request
         entry = self._entry(request)
         status = refusal(request, entry, self._store.pool.block_size_bytes)
@@ -98,32 +105,37 @@ class Sequences:
             # profile 2: LENGTH_ERROR of a LOAD says how large a buffer it takes.
             self._finish(task, status, entry, data=status is Status.LENGTH_ERROR and isinstance(request, Load))
         elif isinstance(request, Load):
-            self._load(task)
+            assert entry is not None
+            return self._load(task, entry)
         elif isinstance(request, Store):
             self._store_mapped(task, request)
         elif isinstance(request, AllocStore):
             self._store_unmapped(task, request)
         else:
             self._free(task, request)
+        return True
 
     def _entry(self, request: TargetRequest) -> Entry | None:
         """The entry `request` may touch, None if its handle is out of range (profile 1, HANDLE_OUT_OF_RANGE)."""
         if isinstance(request, Load):
-            owner = self._identities.owner_of(request.handle)
-            allowed = owner is not None and owner.domain == self._identity.domain
+            allowed = self._store.domain_of(request.handle) == self._identity.domain
         else:
             allowed = self._identity.handles.contains(request.handle)
         return self._store.read(request.handle) if allowed else None
 
-    def _load(self, task: Task) -> None:
-        task.pin = pin = self._store.begin_load(task.request.handle, self._reader)  # draft 6.1 step 1, profile 6.1
+    def _load(self, task: Task, entry: Entry) -> bool:
+        pin = self._store.begin_load_of(task.request.handle, entry, self._reader)  # draft 6.1 step 1, profile 6.1
+        if pin is None:
+            return False
+        task.pin = pin
         if pin.data_length:  # profile 6.6: an empty block moves nothing
             position = self._store.pool.position(pin.block_offset)
             self._port.write(task, Sge(self._memory.pool, position, pin.data_length))  # draft 6.1 step 2
         # The Send is posted behind the Write, so its delivery says the data is there (RFC 5040 5.5 rule 5).
-        self._port.complete(task, Status.SUCCESS, self._store.read(task.request.handle), data=True)  # draft 6.1 step 3
+        self._port.complete(task, Status.SUCCESS, entry, data=True)  # draft 6.1 step 3
         if not pin.data_length:
             self.written(task)
+        return True
 
     def written(self, task: Task) -> None:
         """The last octet of a LOAD has left the block, or never will."""

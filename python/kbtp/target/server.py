@@ -1,6 +1,7 @@
 """Drives a target: moves events from the RNIC into the sessions and their actions back out. Decides nothing.
 
-One thread polls one channel; every session of the target lives in it.
+One thread polls one channel; every session of the target lives in it. Over an RNIC that executes sequences these see
+only what it leaves to them (`kbtp.verbs.offload`).
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from kbtp import limits
 from kbtp.address import Address
 from kbtp.blocks import BlockStore
-from kbtp.errors import ConnectionLost, WireFormatError
-from kbtp.target.actions import Abort, Action, Disconnect, Terminate
+from kbtp.blocks.owner import BlockOwner
+from kbtp.errors import ApiMisuse, ConnectionLost, WireFormatError
+from kbtp.target.actions import Abort, Action, Disconnect, Opened, Resolved, Terminate
 from kbtp.target.config import TargetConfig
+from kbtp.target.identity import Identity
 from kbtp.target.session import Session
 from kbtp.target.target import Target
 from kbtp.verbs.api import (
@@ -41,6 +45,7 @@ from kbtp.verbs.api import (
     WorkCompletion,
     WorkRequest,
 )
+from kbtp.verbs.offload import OffloadedStream, OffloadingRnic, SessionGrant
 from kbtp.wire import ConnectionData
 
 log = logging.getLogger("kbtp.target")
@@ -81,31 +86,34 @@ class _StreamMemory:
 class Server:
     """A running target. `run` serves in the calling thread, `start` in one of its own."""
 
-    def __init__(self, config: TargetConfig, rnic: Rnic, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Allocates the pool. Raises `MemoryError` or `OSError` if the system will not give so much."""
+    def __init__(
+        self, config: TargetConfig, rnic: Rnic, *, threads: int = 1, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Allocates the pool. `threads`: event loops of an RNIC that executes sequences; no other can have several.
+
+        Raises `MemoryError` or `OSError` if the system will not give so much, and `ApiMisuse` for a wrong `threads`.
+        """
         self.config = config
         self._rnic = rnic
         self._clock = clock
         self._pd = rnic.allocate_pd()
         self._pool_memory = mmap.mmap(-1, config.pool_bytes)
         self._pool = rnic.register(self._pool_memory, Access.NONE, pd=self._pd, base_to=config.pool_base)
+        self._offloads = rnic.capabilities.executes_sequences
+        if threads < 1 or (threads > 1 and not self._offloads):
+            possible = "1 or more" if self._offloads else "1"
+            raise ApiMisuse(f"{threads} threads: the RNIC {rnic.name!r} serves on {possible}")
+        table_base_handle = secrets.randbits(36) << 16
         self.target = Target(
             config,
-            BlockStore.create(
-                self._pool.view,
-                block_size_bytes=config.block_size_bytes,
-                block_count=config.pool_blocks,
-                pool_base=config.pool_base,
-                table_base_handle=(base := secrets.randbits(36) << 16),
-                table_handles=config.handle_count,
-                ring_order=config.ring_order,
-                first_ticket=config.first_ticket,
-                clear_on_free=config.clear_on_free,
-            ),
+            self._create_store(table_base_handle),
             incarnation=secrets.randbits(64),
-            table_base_handle=base,
+            table_base_handle=table_base_handle,
         )
-        self._channel: Channel = rnic.open_channel()
+        if isinstance(rnic, OffloadingRnic):
+            self._channel: Channel = rnic.open_channel(threads=threads)
+        else:
+            self._channel = rnic.open_channel()
         self._listeners: list[Listener] = []
         self._sessions: dict[Stream, Session] = {}
         self._streams: dict[Session, Stream] = {}
@@ -115,6 +123,26 @@ class Server:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._next_tick_s = 0.0
+
+    def _create_store(self, table_base_handle: int) -> BlockOwner:
+        config = self.config
+        create: Callable[..., BlockOwner] = partial(BlockStore.create, self._pool.view)
+        if isinstance(self._rnic, OffloadingRnic):
+            create = partial(self._rnic.create_block_store, self._pool, freed=self._freed)
+        return create(
+            block_size_bytes=config.block_size_bytes,
+            block_count=config.pool_blocks,
+            pool_base=config.pool_base,
+            table_base_handle=table_base_handle,
+            table_handles=config.handle_count,
+            ring_order=config.ring_order,
+            first_ticket=config.first_ticket,
+            clear_on_free=config.clear_on_free,
+        )
+
+    def _freed(self, holder: object) -> None:
+        assert isinstance(holder, Identity)
+        self.target.identities.freed(holder)
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -178,8 +206,14 @@ class Server:
         while self._sessions and self._clock() < deadline_s:
             self._step(deadline_s)
 
+    def outstanding_of(self, session: Session) -> int:
+        """Requests of `session` that are not resolved yet, here or in the RNIC."""
+        stream = self._streams.get(session)
+        executing = stream.outstanding if isinstance(stream, OffloadedStream) else 0
+        return session.outstanding + executing
+
     def _outstanding(self) -> int:
-        return sum(session.outstanding for session in self._sessions.values())
+        return sum(map(self.outstanding_of, self._sessions.values()))
 
     # --- events in -----------------------------------------------------------------------------
 
@@ -238,7 +272,7 @@ class Server:
         )
         self._memories[stream] = memory
         self._sessions[stream] = session = self.target.open_session(
-            memory, read_depth=stream.ord_, peer=request.remote_address, now_s=now_s
+            memory, read_depth=stream.ord_, peer=request.remote_address, now_s=now_s, offloads=self._offloads
         )
         self._streams[session] = stream
 
@@ -292,12 +326,14 @@ class Server:
         stream.abort()
 
     def _act(self, stream: Stream, actions: list[Action]) -> None:
-        """One batch of receive buffers, one of work requests, then the end of the stream if it was decided.
+        """What was granted, receive buffers, work requests, what is resolved, then the end of the stream if decided.
 
         Posting a buffer earlier than its place in the list is harmless; later would break the credit rule.
         """
         requests: list[WorkRequest] = []
         receives: list[Recv] = []
+        resolved: list[int] = []
+        opened: Opened | None = None
         end: Terminate | Disconnect | Abort | None = None
         for action in actions:
             if isinstance(action, Terminate | Disconnect | Abort):
@@ -305,15 +341,24 @@ class Server:
                 break
             if isinstance(action, Recv):
                 receives.append(action)
+            elif isinstance(action, Resolved):
+                resolved.append(action.handle)
+            elif isinstance(action, Opened):
+                opened = action
             else:
                 requests.append(action)
         try:
+            if opened is not None:
+                self._offload(stream, opened)
             if receives:
                 stream.post_recv(receives)
             if requests:
                 stream.post(requests)
         except ConnectionLost:
             return  # its StreamEnded is on the way and resolves everything
+        if resolved and isinstance(stream, OffloadedStream):
+            for handle in resolved:
+                stream.resolved(handle)
         if isinstance(end, Terminate):
             self._reasons[stream] = f"{end.why} [{end.cause}]"
             stream.terminate(end.cause)
@@ -324,3 +369,20 @@ class Server:
             if end.why:
                 self._reasons[stream] = end.why
             stream.disconnect()
+
+    def _offload(self, stream: Stream, opened: Opened) -> None:
+        assert isinstance(stream, OffloadedStream)
+        stream.offload(
+            SessionGrant(
+                store=self.target.store,
+                holder=opened.identity,
+                reader=self._sessions[stream],
+                domain=opened.identity.domain,
+                handles=opened.identity.handles,
+                request_credits=opened.request_credits,
+                max_message_bytes=self.config.max_message_bytes,
+                receives=opened.receives,
+                read_depth=stream.ord_,
+                drain_s=self.config.drain_s,
+            )
+        )

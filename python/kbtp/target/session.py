@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from kbtp import limits
 from kbtp.blocks import Entry
 from kbtp.errors import WireFormatError
-from kbtp.target.actions import Abort, Action, Disconnect, SessionMemory, Terminate
+from kbtp.target.actions import Abort, Action, Disconnect, Opened, Resolved, SessionMemory, Terminate
 from kbtp.target.checks import TargetRequest, granted
 from kbtp.target.identity import DEFAULT_DOMAIN, Admission, Identity
 from kbtp.target.sequences import Sequences, Task
@@ -54,9 +54,15 @@ _GRANTABLE = Feature.INVALIDATE
 class Session:
     """Decides everything about one stream. `actions` is what the server has to do next, in order."""
 
-    def __init__(self, target: Target, memory: SessionMemory, *, read_depth: int, peer: str, now_s: float) -> None:
-        """`read_depth`: RDMA Reads this side may have outstanding, min(own ORD, the peer's IRD) (profile 3)."""
+    def __init__(
+        self, target: Target, memory: SessionMemory, *, read_depth: int, peer: str, now_s: float, offloads: bool
+    ) -> None:
+        """`read_depth`: RDMA Reads this side may have outstanding, min(own ORD, the peer's IRD) (profile 3).
+
+        `offloads`: the RNIC executes sequences, and this sees only the requests that it leaves.
+        """
         self._target = target
+        self._offloads = offloads
         self._memory = memory
         self._read_depth = read_depth
         self.peer = peer
@@ -220,6 +226,8 @@ class Session:
         self._sequences = Sequences(target.store, target.identities, identity, self._memory, self, reader=self)
         self._receives = receives
         self._completions_posted_max = credits * limits.COMPLETIONS_POSTED_PER_CREDIT
+        if self._offloads:
+            self._act(Opened(identity, receives, credits))
         for slot in range(credits):  # profile 3 "Credits": the buffers are there before HELLO_ACK releases them
             self._repost(slot)
         ack = HelloAck(
@@ -334,6 +342,8 @@ class Session:
         if tasks is None or task not in tasks:
             return
         tasks.remove(task)
+        if self._offloads:
+            self._act(Resolved(task.request.handle))
         if tasks:
             self._ready_handles.append(task.request.handle)
         else:

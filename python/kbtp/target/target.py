@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from kbtp.blocks import BlockStore
+from kbtp.blocks.owner import BlockOwner
 from kbtp.target.actions import SessionMemory
 from kbtp.target.config import TargetConfig
 from kbtp.target.identity import Identities
@@ -19,20 +19,22 @@ class Target:
     happens to have the same handle and generation.
     """
 
-    def __init__(self, config: TargetConfig, store: BlockStore, *, incarnation: int, table_base_handle: int) -> None:
+    def __init__(self, config: TargetConfig, store: BlockOwner, *, incarnation: int, table_base_handle: int) -> None:
         self.config = config
         self.store = store
         self.incarnation = incarnation
         self.table_base_handle = table_base_handle
-        self.identities = Identities(config, store, table_base_handle, self.watch_free)
+        self.identities = Identities(config, store, self.watch_free)
         self.sessions: set[Session] = set()
         self.has_actions: set[Session] = set()
         self.now_s = 0.0
         self._free_deadlines_s: dict[int, float] = {}
 
-    def open_session(self, memory: SessionMemory, *, read_depth: int, peer: str, now_s: float) -> Session:
+    def open_session(
+        self, memory: SessionMemory, *, read_depth: int, peer: str, now_s: float, offloads: bool = False
+    ) -> Session:
         """A session for a stream whose HELLO is yet to come."""
-        session = Session(self, memory, read_depth=read_depth, peer=peer, now_s=now_s)
+        session = Session(self, memory, read_depth=read_depth, peer=peer, now_s=now_s, offloads=offloads)
         self.sessions.add(session)
         return session
 

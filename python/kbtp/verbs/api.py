@@ -41,6 +41,8 @@ class Capabilities:
     """An RDMA Write never becomes visible before earlier ones (draft 6.5): only then may completion records be used."""
     max_ird: int
     max_ord: int
+    executes_sequences: bool = False
+    """It serves requests of KBTP by itself, as `kbtp.verbs.offload` says."""
 
 
 class ProtectionDomain(Protocol):
