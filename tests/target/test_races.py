@@ -185,6 +185,19 @@ def test_each_free_of_a_block_has_its_own_time(new_world: Callable[..., Any]) ->
     assert isinstance(reader.end_action, Abort)
 
 
+@pytest.mark.parametrize("by_leaving", [False, True])
+def test_the_time_of_a_free_ends_with_it(world: Any, owner_and_reader: tuple[Any, Any, int], by_leaving: bool) -> None:
+    """Profile 6.1: not with the next look at the deadlines, by when somebody else may wait for the same block."""
+    owner, reader, _ = owner_and_reader
+    if by_leaving:
+        owner.end()
+    else:
+        owner.free(owner.handle())
+    assert world.target.next_deadline_s() == world.now_s + 5
+    reader.finish()
+    assert world.target.next_deadline_s() == math.inf
+
+
 def test_a_reader_must_also_drain_when_an_owner_has_left(world: Any, owner_and_reader: tuple[Any, Any, int]) -> None:
     """Profile 6.1: what an ended session leaves is freed like by FREE, and no reader may hold it for ever."""
     owner, reader, _ = owner_and_reader

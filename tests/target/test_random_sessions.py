@@ -238,6 +238,12 @@ class Model:
     def quota_left(self) -> int:
         return BLOCKS - sum(one.quota for one in self.owners)
 
+    def decide_the_end(self, peer: Any) -> None:
+        """Its stream is to end: what has not begun never will, whatever it waited for."""
+        for (whose, _), queue in self.queues.items():
+            if whose is peer:
+                queue[:] = [asked for asked in queue if asked.started]
+
     def end(self, peer: Any) -> None:
         """Profile 3 "End of a stream": not done is not done; then what the identity owns lingers or goes."""
         owner = self.owner_of.pop(peer, None)
@@ -363,6 +369,8 @@ class Machine(RuleBasedStateMachine):
         late |= model.overdue_readers()
         self.world.advance(seconds)
         assert {peer for peer in self.peers if isinstance(peer.end_action, Abort)} == late - self.disconnecting()
+        for peer in late:  # the end of one may let a request of another go on, unless that is to end too
+            model.decide_the_end(peer)
         for peer in late:
             self.end_peer(peer)
 

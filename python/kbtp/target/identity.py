@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
-from kbtp.blocks import HandleRange
+from kbtp.blocks import Entry, HandleRange
 from kbtp.blocks.owner import BlockOwner
 from kbtp.limits import INITIATOR_ID_BYTES
 from kbtp.target.config import TargetConfig
@@ -57,11 +58,14 @@ class Identities:
         config: TargetConfig,
         store: BlockOwner,
         watch_free: Callable[[BlockOffset], None],
+        free_done: Callable[[BlockOffset], None],
     ) -> None:
-        """`watch_free` is told of each block whose return to the ring waits for LOADs (profile 6.1)."""
+        """`watch_free` is told of each block whose return to the ring waits for LOADs (profile 6.1), `free_done` when
+        it has returned."""
         self._config = config
         self._store = store
         self._watch_free = watch_free
+        self._free_done = free_done
         self._by_key: dict[tuple[str, bytes], Identity] = {}
         self._lingering: set[Identity] = set()
 
@@ -116,8 +120,12 @@ class Identities:
         self._by_key.pop((identity.domain, identity.initiator_id), None)
         for handle in self._store.bound_handles(identity.handles):
             block_offset = self._store.read(handle).block_offset
-            if not self._store.begin_free(handle, identity, lambda _entry: self.freed(identity)):
+            if not self._store.begin_free(handle, identity, partial(self._left, identity, block_offset)):
                 self._watch_free(block_offset)
+        self.freed(identity)
+
+    def _left(self, identity: Identity, block_offset: BlockOffset, _entry: Entry) -> None:
+        self._free_done(block_offset)
         self.freed(identity)
 
     def freed(self, identity: Identity) -> None:

@@ -68,6 +68,10 @@ class SequencePort(Protocol):
         """A FREE waits for pins on this block: see that the readers drain (profile 6.1)."""
         ...
 
+    def free_done(self, block_offset: int) -> None:
+        """A FREE has returned this block, whether or not it had to wait."""
+        ...
+
 
 class Sequences:
     """Executes the requests of one session."""
@@ -200,6 +204,7 @@ class Sequences:
         block_offset = self._store.read(request.handle).block_offset
 
         def freed(entry: Entry) -> None:
+            self._port.free_done(block_offset)
             self._identities.freed(self._identity)
             self._finish(task, Status.SUCCESS, entry)  # draft 6.4 step 4, profile 8.6
 

@@ -354,6 +354,9 @@ class Session:
     def watch_free(self, block_offset: int) -> None:
         self._target.watch_free(block_offset)
 
+    def free_done(self, block_offset: int) -> None:
+        self._target.free_done(block_offset)
+
     # --- what goes out -------------------------------------------------------------------------
 
     def _complete_header(

@@ -24,7 +24,7 @@ class Target:
         self.store = store
         self.incarnation = incarnation
         self.table_base_handle = table_base_handle
-        self.identities = Identities(config, store, self.watch_free)
+        self.identities = Identities(config, store, self.watch_free, self.free_done)
         self.sessions: set[Session] = set()
         self.has_actions: set[Session] = set()
         self.now_s = 0.0
@@ -50,6 +50,10 @@ class Target:
     def watch_free(self, block_offset: int) -> None:
         """The return of this block to the ring waits for pins: its readers have `drain_s` to let go (profile 6.1)."""
         self._free_deadlines_s[block_offset] = self.now_s + self.config.drain_s
+
+    def free_done(self, block_offset: int) -> None:
+        """It has returned: a later FREE of the same block has a time of its own."""
+        self._free_deadlines_s.pop(block_offset, None)
 
     def tick(self, now_s: float) -> None:
         """Act on every deadline that has passed."""
