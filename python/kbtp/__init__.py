@@ -36,12 +36,13 @@ from kbtp.errors import (
     Unsupported,
 )
 from kbtp.initiator.aio import AsyncClient
+from kbtp.initiator.batches import Results
 from kbtp.initiator.client import Client
-from kbtp.initiator.operations import BlockRef, Result
+from kbtp.initiator.operations import Result
 from kbtp.initiator.session import InitiatorConfig
 from kbtp.initiator.view import SessionTerms
 from kbtp.rnic import open_rnic
-from kbtp.types import Status
+from kbtp.types import BlockRef, Status
 from kbtp.verbs.api import Rnic
 
 __version__ = "0.1.0"
@@ -66,6 +67,7 @@ __all__ = [
     "PeerIncompatible",
     "PeerMisbehaved",
     "Result",
+    "Results",
     "Sealed",
     "SessionTerms",
     "Status",

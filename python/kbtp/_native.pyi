@@ -3,9 +3,25 @@
 What is wrong raises as `kbtp.verbs.api` says. A `_Piece` is a region with an offset and a length in it.
 """
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias, final
 
-__all__ = ["BlockStore", "Channel", "ConnectRequest", "Device", "Listener", "Pd", "Region", "Stream", "limits"]
+from kbtp.types import BlockRef
+from kbtp.verbs.requester import Taken, TakenOne
+
+__all__ = [
+    "BlockStore",
+    "Channel",
+    "ConnectRequest",
+    "Device",
+    "Listener",
+    "Octets",
+    "Pd",
+    "Region",
+    "Requester",
+    "Stream",
+    "limits",
+]
 
 _Piece: TypeAlias = tuple[Region, int, int]
 _Receive: TypeAlias = tuple[int, _Piece]
@@ -134,6 +150,60 @@ class Stream:
     def abort(self) -> None: ...
 
 @final
+class Octets:
+    """Octets to load into or store from; `keepalive` keeps them where they are."""
+
+    def __new__(cls, address: int, length_bytes: int, writable: bool, keepalive: object) -> Octets: ...
+
+@final
+class Requester:
+    """See `kbtp.verbs.requester.Requester`, of which this is all but the memory."""
+
+    def __new__(
+        cls,
+        stream: Stream,
+        *,
+        request_credits: int,
+        first_handle: int,
+        handle_count: int,
+        invalidate: bool,
+        inline_max_bytes: int,
+        receives: Region,
+        max_message_bytes: int,
+    ) -> Requester: ...
+    def add_region(self, region: Region, address: int) -> None: ...
+    def submit(
+        self,
+        opcode: int,
+        flags: int,
+        generation: int,
+        blocks: Sequence[BlockRef | int | None],
+        buffers: Sequence[object] | None,
+        /,
+    ) -> int: ...
+    def run(
+        self,
+        opcode: int,
+        flags: int,
+        generation: int,
+        blocks: Sequence[BlockRef | int | None],
+        buffers: Sequence[object] | None,
+        timeout_s: float,
+        /,
+    ) -> Taken | int: ...
+    def run_one(
+        self,
+        opcode: int,
+        flags: int,
+        generation: int,
+        block: BlockRef | int | None,
+        buffer: object,
+        timeout_s: float,
+        /,
+    ) -> TakenOne | int: ...
+    def take(self, batch: int, /) -> Taken | None: ...
+
+@final
 class Listener:
     @property
     def address(self) -> tuple[str, int]: ...
@@ -175,6 +245,7 @@ class Channel:
         (3, stream id, private_data)                                      Rejected
         (4, stream id, exception or None, TerminateInfo or None, TerminateCause or None)    StreamEnded
         (5, store number, number given to begin_free or None, holder, _Entry)    a FREE that waited is done
+        (6, stream id, batch number)                                      BatchDone
 
         `opcode` counts as `kbtp.verbs.api.WcOpcode` does.
         """

@@ -170,3 +170,16 @@ class TerminateInfo:
         known = {cause.value: cause.name for cause in TerminateCause}
         name = known.get((self.layer, self.etype, self.code), "unknown code")
         return f"{name} ({self.layer}/{self.etype}/{self.code:02x})"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRef:
+    """Names one stored block: what one process stores, another loads by.
+
+    `generation` is the binding's: once the block is freed, the reference is refused and never
+    served from whatever the handle is bound to next. Plain values, so it travels as JSON or in a message.
+    """
+
+    handle: Handle
+    generation: Generation
+    length_bytes: int

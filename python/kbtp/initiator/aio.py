@@ -11,29 +11,27 @@ import asyncio
 import socket
 import time
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 
 from kbtp import limits
 from kbtp.address import Address
 from kbtp.errors import ConnectionLost, DeadlineExceeded
-from kbtp.initiator.client import deadline_exceeded
-from kbtp.initiator.connection import Connection
-from kbtp.initiator.operations import (
-    BlockRef,
-    Operation,
-    Result,
+from kbtp.initiator.batches import (
+    Batch,
+    Results,
     alloc_store_batch,
-    alloc_store_operation,
     free_batch,
-    free_operation,
     load_batch,
-    load_operation,
+    loading,
+    sealing,
     store_batch,
-    store_operation,
 )
+from kbtp.initiator.connection import Connection, deadline_exceeded
+from kbtp.initiator.operations import Result
 from kbtp.initiator.session import InitiatorConfig
 from kbtp.initiator.view import SessionView
-from kbtp.types import Generation, Handle
+from kbtp.types import BlockRef, Generation, Handle, Opcode, RequestFlag
 from kbtp.verbs.api import MemoryRegion, Rnic
 
 
@@ -96,7 +94,8 @@ class AsyncClient(SessionView):
         timeout_s: float | None = None,
     ) -> int:
         """See `Client.load`."""
-        return (await self._one(load_operation(block, into, generation, allow_unsealed), timeout_s)).length_bytes
+        batch = Batch(Opcode.LOAD, loading(allow_unsealed), (block,), (into,), generation)
+        return (await self._one(batch, timeout_s)).length_bytes
 
     async def store(
         self,
@@ -108,19 +107,19 @@ class AsyncClient(SessionView):
         timeout_s: float | None = None,
     ) -> BlockRef:
         """See `Client.store`."""
-        return (await self._one(store_operation(block, data, generation, seal), timeout_s)).ref
+        return (await self._one(Batch(Opcode.STORE, sealing(seal), (block,), (data,), generation), timeout_s)).ref
 
     async def alloc_store(
         self, data: object, *, handle: Handle | None = None, seal: bool = True, timeout_s: float | None = None
     ) -> BlockRef:
         """See `Client.alloc_store`."""
-        return (await self._one(alloc_store_operation(data, handle, seal), timeout_s)).ref
+        return (await self._one(Batch(Opcode.ALLOC_STORE, sealing(seal), (handle,), (data,)), timeout_s)).ref
 
     async def free(
         self, block: BlockRef | Handle, *, generation: Generation = 0, timeout_s: float | None = None
     ) -> None:
         """See `Client.free`."""
-        await self._one(free_operation(block, generation), timeout_s)
+        await self._one(Batch(Opcode.FREE, RequestFlag.NONE, (block,), None, generation), timeout_s)
 
     # --- batch forms ---------------------------------------------------------------------------
 
@@ -131,7 +130,7 @@ class AsyncClient(SessionView):
         *,
         allow_unsealed: bool = False,
         timeout_s: float | None = None,
-    ) -> list[Result]:
+    ) -> Results:
         """See `Client.load_many`."""
         return await self._many(load_batch(blocks, into, allow_unsealed), timeout_s)
 
@@ -142,7 +141,7 @@ class AsyncClient(SessionView):
         *,
         seal: bool = True,
         timeout_s: float | None = None,
-    ) -> list[Result]:
+    ) -> Results:
         """See `Client.store_many`."""
         return await self._many(store_batch(blocks, data, seal), timeout_s)
 
@@ -153,11 +152,11 @@ class AsyncClient(SessionView):
         handles: Sequence[Handle] | None = None,
         seal: bool = True,
         timeout_s: float | None = None,
-    ) -> list[Result]:
+    ) -> Results:
         """See `Client.alloc_store_many`."""
         return await self._many(alloc_store_batch(data, handles, seal), timeout_s)
 
-    async def free_many(self, blocks: Sequence[BlockRef | Handle], *, timeout_s: float | None = None) -> list[Result]:
+    async def free_many(self, blocks: Sequence[BlockRef | Handle], *, timeout_s: float | None = None) -> Results:
         """See `Client.free_many`."""
         return await self._many(free_batch(blocks), timeout_s)
 
@@ -214,13 +213,14 @@ class AsyncClient(SessionView):
         self._changed.clear()
         await self._changed.wait()
 
-    async def _one(self, operation: Operation, timeout_s: float | None) -> Result:
-        return (await self._many([operation], timeout_s))[0].raise_for_status()
+    async def _one(self, batch: Batch, timeout_s: float | None) -> Result:
+        return (await self._many(batch, timeout_s))[0].raise_for_status()
 
-    async def _many(self, operations: list[Operation], timeout_s: float | None) -> list[Result]:
+    async def _many(self, batch: Batch, timeout_s: float | None) -> Results:
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        done = _all_done(self._loop, operations)
-        self._connection.submit(operations)
+        done: asyncio.Future[None] = self._loop.create_future()
+        batch.when_done = partial(_resolve_once, done)
+        self._connection.submit(batch)
         self._arm()
         expiry = self._loop.call_later(limit_s, self._expire, limit_s)
         cancelled: asyncio.CancelledError | None = None
@@ -234,10 +234,11 @@ class AsyncClient(SessionView):
             expiry.cancel()
         if cancelled is not None:
             raise cancelled
-        return [operation.result for operation in operations if operation.result is not None]
+        assert batch.results is not None
+        return batch.results
 
     def _expire(self, limit_s: float) -> None:
-        self._connection.end(deadline_exceeded(self._connection, limit_s))
+        self._connection.end(deadline_exceeded(self._connection.address, limit_s))
 
 
 async def _resolve(address: Address, timeout_s: float) -> list[Address]:
@@ -252,21 +253,6 @@ async def _resolve(address: Address, timeout_s: float) -> list[Address]:
     return [Address(host, address.port) for host in dict.fromkeys(str(result[4][0]) for result in results)]
 
 
-def _all_done(loop: asyncio.AbstractEventLoop, operations: list[Operation]) -> asyncio.Future[None]:
-    """A future for the moment when every operation has its result."""
-    future: asyncio.Future[None] = loop.create_future()
-    left = 0
-
-    def one_done(_operation: Operation) -> None:
-        nonlocal left
-        left -= 1
-        if not left and not future.done():
-            future.set_result(None)
-
-    for operation in operations:
-        if operation.result is None:
-            left += 1
-            operation.when_done = one_done
-    if not left:
-        future.set_result(None)
-    return future
+def _resolve_once(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_result(None)

@@ -14,24 +14,23 @@ from types import TracebackType
 
 from kbtp import limits
 from kbtp.address import Address
-from kbtp.errors import ConnectionLost, DeadlineExceeded
-from kbtp.initiator.connection import Connection
-from kbtp.initiator.operations import (
-    BlockRef,
-    Operation,
-    Result,
+from kbtp.errors import ConnectionLost, refused
+from kbtp.initiator.batches import (
+    Batch,
+    Results,
     alloc_store_batch,
-    alloc_store_operation,
     free_batch,
-    free_operation,
     load_batch,
-    load_operation,
+    loading,
+    sealing,
     store_batch,
-    store_operation,
 )
+from kbtp.initiator.connection import Connection
+from kbtp.initiator.operations import advice
+from kbtp.initiator.rnic_carrier import Record
 from kbtp.initiator.session import InitiatorConfig
 from kbtp.initiator.view import SessionView
-from kbtp.types import Generation, Handle
+from kbtp.types import BlockRef, Generation, Handle, Opcode, RequestFlag, Status
 from kbtp.verbs.api import MemoryRegion, Rnic
 
 
@@ -54,7 +53,7 @@ class Client(SessionView):
         super().__init__(connection)
         try:
             while not connection.opened and connection.error is None:
-                connection.pump(self._wait_s(limits.MAX_WAIT_S), time.monotonic)
+                connection.pump(connection.wait_s(limits.MAX_WAIT_S, time.monotonic()), time.monotonic)
         except BaseException:
             connection.end(ConnectionLost("interrupted while connecting"))
             raise
@@ -78,7 +77,7 @@ class Client(SessionView):
         `GenerationMismatch`. `allow_unsealed` permits to read a block that its owner may be storing to at the
         same time: what comes may then be a mixture.
         """
-        return self._one(load_operation(block, into, generation, allow_unsealed), timeout_s).length_bytes
+        return self._one(Opcode.LOAD, loading(allow_unsealed), generation, block, into, timeout_s)[2]
 
     def store(
         self,
@@ -90,17 +89,17 @@ class Client(SessionView):
         timeout_s: float | None = None,
     ) -> BlockRef:
         """STORE (draft 6.2): replace the contents of an unsealed block of ours. `seal=False` keeps it open for more."""
-        return self._one(store_operation(block, data, generation, seal), timeout_s).ref
+        return _ref(self._one(Opcode.STORE, sealing(seal), generation, block, data, timeout_s))
 
     def alloc_store(
         self, data: object, *, handle: Handle | None = None, seal: bool = True, timeout_s: float | None = None
     ) -> BlockRef:
         """ALLOC_STORE (draft 6.3): store `data` in a new block under `handle`, or under a free handle of ours."""
-        return self._one(alloc_store_operation(data, handle, seal), timeout_s).ref
+        return _ref(self._one(Opcode.ALLOC_STORE, sealing(seal), 0, handle, data, timeout_s))
 
     def free(self, block: BlockRef | Handle, *, generation: Generation = 0, timeout_s: float | None = None) -> None:
         """FREE (draft 6.4): unbind the handle and give the block back."""
-        self._one(free_operation(block, generation), timeout_s)
+        self._one(Opcode.FREE, RequestFlag.NONE, generation, block, None, timeout_s)
 
     # --- batch forms ---------------------------------------------------------------------------
 
@@ -111,7 +110,7 @@ class Client(SessionView):
         *,
         allow_unsealed: bool = False,
         timeout_s: float | None = None,
-    ) -> list[Result]:
+    ) -> Results:
         """LOAD each of `blocks` into the buffer at its place in `into`; one `Result` an item, in order.
 
         No batch form raises for what becomes of an item: not for a refusal, a buffer that cannot be used or a lost
@@ -127,7 +126,7 @@ class Client(SessionView):
         *,
         seal: bool = True,
         timeout_s: float | None = None,
-    ) -> list[Result]:
+    ) -> Results:
         """STORE each of `data` to the block at its place in `blocks`; one `Result` an item."""
         return self._many(store_batch(blocks, data, seal), timeout_s)
 
@@ -138,11 +137,11 @@ class Client(SessionView):
         handles: Sequence[Handle] | None = None,
         seal: bool = True,
         timeout_s: float | None = None,
-    ) -> list[Result]:
+    ) -> Results:
         """ALLOC_STORE each of `data`, under `handles` or free handles of ours; one `Result` an item."""
         return self._many(alloc_store_batch(data, handles, seal), timeout_s)
 
-    def free_many(self, blocks: Sequence[BlockRef | Handle], *, timeout_s: float | None = None) -> list[Result]:
+    def free_many(self, blocks: Sequence[BlockRef | Handle], *, timeout_s: float | None = None) -> Results:
         """FREE each of `blocks`; one `Result` an item."""
         return self._many(free_batch(blocks), timeout_s)
 
@@ -162,8 +161,8 @@ class Client(SessionView):
             try:
                 self._connection.begin_disconnect()
                 deadline_s = time.monotonic() + limits.CLOSE_S
-                while self._connection.error is None and time.monotonic() < deadline_s:
-                    self._connection.pump(self._wait_s(deadline_s - time.monotonic()), time.monotonic)
+                while self._connection.error is None and (now_s := time.monotonic()) < deadline_s:
+                    self._connection.pump(self._connection.wait_s(deadline_s - now_s, now_s), time.monotonic)
             finally:
                 self._connection.end(ConnectionLost("the client was closed"))
 
@@ -177,42 +176,45 @@ class Client(SessionView):
 
     # --- waiting -------------------------------------------------------------------------------
 
-    def _one(self, operation: Operation, timeout_s: float | None) -> Result:
-        return self._many([operation], timeout_s)[0].raise_for_status()
-
-    def _many(self, operations: list[Operation], timeout_s: float | None) -> list[Result]:
+    def _one(
+        self,
+        opcode: Opcode,
+        flags: RequestFlag,
+        generation: Generation,
+        block: BlockRef | Handle | None,
+        buffer: object,
+        timeout_s: float | None,
+    ) -> Record:
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        deadline_s = time.monotonic() + limit_s
         with self._lock:
             try:
-                self._connection.submit(operations)
-                self._wait(operations, deadline_s, limit_s)
+                record, error = self._connection.run_one(
+                    opcode, flags, generation, block, buffer, limit_s, time.monotonic
+                )
             except BaseException:
-                # The buffers are the caller's again when this returns, so nothing may still be under way.
-                self._connection.end(ConnectionLost("interrupted while operations were outstanding"))
+                self._interrupted()
                 raise
-        return [operation.result for operation in operations if operation.result is not None]
+        if error is not None:
+            raise error
+        status, _, length_bytes, handle, _ = record
+        if status:
+            raise refused(Status(status), advice(Status(status), handle, length_bytes))
+        return record
 
-    def _wait(self, operations: list[Operation], deadline_s: float, limit_s: float) -> None:
-        waiting = list(reversed(operations))
-        while waiting:
-            if waiting[-1].result is not None:
-                waiting.pop()
-                continue
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                self._connection.end(deadline_exceeded(self._connection, limit_s))
-                continue
-            self._connection.pump(self._wait_s(left_s), time.monotonic)
+    def _many(self, batch: Batch, timeout_s: float | None) -> Results:
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        with self._lock:
+            try:
+                return self._connection.run(batch, limit_s, time.monotonic)
+            except BaseException:
+                self._interrupted()
+                raise
 
-    def _wait_s(self, left_s: float) -> float:
-        """The least of what is left and what the connection's own timers allow."""
-        own_s = self._connection.next_timeout_s(time.monotonic())
-        return max(0.0, min(left_s, limits.MAX_WAIT_S if own_s is None else own_s))
+    def _interrupted(self) -> None:
+        # The buffers are the caller's again when the call ends, so nothing may still be under way.
+        self._connection.end(ConnectionLost("interrupted while operations were outstanding"))
 
 
-def deadline_exceeded(connection: Connection, limit_s: float) -> DeadlineExceeded:
-    return DeadlineExceeded(
-        f"{connection.address} did not answer within {limit_s:g} s; the session was ended so that no buffer "
-        "is touched later. Connect anew, with a longer timeout_s if the target is only slow"
-    )
+def _ref(record: Record) -> BlockRef:
+    _, generation, length_bytes, handle, _ = record
+    return BlockRef(handle, generation, length_bytes)

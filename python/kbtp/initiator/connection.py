@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import logging
 import secrets
-from bisect import bisect_right, insort
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 from kbtp import limits
 from kbtp.address import Address
 from kbtp.errors import (
-    ApiMisuse,
     ConnectionLost,
     DeadlineExceeded,
     KbtpError,
@@ -23,12 +20,14 @@ from kbtp.errors import (
     PeerMisbehaved,
     WireFormatError,
 )
-from kbtp.initiator.destinations import Destinations, refuse_overlaps
-from kbtp.initiator.operations import Operation, Result
+from kbtp.initiator.batches import Batch, Results
+from kbtp.initiator.rnic_carrier import NO_RECORD, Record, RnicCarrier
 from kbtp.initiator.session import InitiatorConfig, InitiatorSession, accepted
-from kbtp.types import Opcode
+from kbtp.initiator.session_carrier import SessionCarrier
+from kbtp.types import BlockRef, Generation, Handle, Opcode, RequestFlag
 from kbtp.verbs.api import (
     Access,
+    BatchDone,
     Established,
     Event,
     MemoryRegion,
@@ -43,19 +42,11 @@ from kbtp.verbs.api import (
     WcStatus,
     WorkCompletion,
 )
-from kbtp.verbs.buffers import RegisteredBuffer, buffer_of
-from kbtp.wire import ConnectionData
+from kbtp.verbs.buffers import buffer_of
+from kbtp.verbs.requester import CarryingStream, RecordStatus
+from kbtp.wire import ConnectionData, HelloAck
 
 log = logging.getLogger("kbtp.initiator")
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class _Registered:
-    """A buffer the caller registered: its addresses from `start` up to `end`."""
-
-    start: int
-    end: int
-    region: MemoryRegion = field(compare=False)
 
 
 class Connection:
@@ -80,9 +71,8 @@ class Connection:
         self._timeout_s = timeout_s
         self._connect_deadline_s = now_s + timeout_s
         self._attempt_deadline_s = 0.0
-        self._temporary: dict[Operation, MemoryRegion] = {}
-        self._registered: list[_Registered] = []
-        self._destinations = Destinations()
+        self._carrier: SessionCarrier | RnicCarrier | None = None
+        self._regions: list[MemoryRegion] = []
         try:
             self._attempt(now_s)
         except BaseException:
@@ -103,6 +93,11 @@ class Connection:
             until_attempt_s = max(0.0, self._attempt_deadline_s - now_s)
             timeout_s = until_attempt_s if timeout_s is None else min(timeout_s, until_attempt_s)
         return timeout_s
+
+    def wait_s(self, left_s: float, now_s: float) -> float:
+        """The least of what is left and what the connection's own timers allow."""
+        own_s = self.next_timeout_s(now_s)
+        return max(0.0, min(left_s, limits.MAX_WAIT_S if own_s is None else own_s))
 
     # --- connecting ----------------------------------------------------------------------------
 
@@ -145,9 +140,7 @@ class Connection:
         """Move everything on that can be; wait up to `timeout_s` for the first thing. Never raises for the peer."""
         if self.error is not None:
             return
-        for event in self._channel.poll(timeout_s):
-            if self.error is None:
-                self._handle(event)
+        self._reap(timeout_s)
         now_s = now()
         if self.session is None and self.error is None and now_s >= self._attempt_deadline_s:
             if now_s >= self._connect_deadline_s:
@@ -156,8 +149,18 @@ class Connection:
                 log.info("%s: no HELLO_ACK within %g s, trying again", self.address, limits.HELLO_ACK_TIMEOUT_S)
                 self._attempt(now_s)
 
+    def _reap(self, timeout_s: float) -> None:
+        if self.error is not None:
+            return
+        for event in self._channel.poll(timeout_s):
+            if self.error is None:
+                self._handle(event)
+
     def _handle(self, event: Event) -> None:
-        if isinstance(event, WorkCompletion):
+        if isinstance(event, BatchDone):
+            if isinstance(self._carrier, RnicCarrier):
+                self._carrier.done(event.batch)
+        elif isinstance(event, WorkCompletion):
             if event.stream is self._stream and event.opcode is WcOpcode.RECV and event.status is WcStatus.SUCCESS:
                 self._received(event)
         elif isinstance(event, Established):
@@ -175,6 +178,8 @@ class Connection:
             self._connect_timed_out()
         elif isinstance(reason, ConnectionLost):
             self.end(reason)
+        elif isinstance(reason, PeerMisbehaved):
+            self._misbehaved(reason)
         elif event.terminate is not None:
             self.end(ConnectionLost(f"{self.address} ended the stream: {event.terminate}", event.terminate))
         elif reason is not None:
@@ -192,27 +197,47 @@ class Connection:
     def _received(self, completion: WorkCompletion) -> None:
         slot, size = completion.wr_id, self.config.max_message_bytes
         message = self._receives.view[slot * size : slot * size + completion.length]
-        assert self._stream is not None
+        stream = self._stream
+        assert stream is not None
+        ack: HelloAck | None = None
         try:
-            if self.session is None:
-                self.session = InitiatorSession(self.config, accepted(self.config, message))
-                operation = None
+            if isinstance(self._carrier, SessionCarrier):
+                self._carrier.received(message)
             else:
-                operation = self.session.received(message)
+                ack = accepted(self.config, message)
         except PeerMisbehaved as error:
-            log.warning("%s: %s", self.address, error)
-            self._stream.terminate(error.cause)
-            self.end(error)
+            stream.terminate(error.cause)
+            self._misbehaved(error)
             return
         except OperationRefused as error:
             self.end(error)
             return
         try:
-            self._stream.post_recv([self._receive(slot)])  # profile 3 "Credits": before a request may use it
+            stream.post_recv([self._receive(slot)])  # profile 3 "Credits": before a request may use it
+            if ack is not None:
+                self._open(stream, ack)
         except ConnectionLost:
             return  # its StreamEnded says why
-        self._release(operation)
-        self.send_ready()
+        if isinstance(self._carrier, SessionCarrier):
+            self._carrier.send_ready()
+
+    def _open(self, stream: Stream, ack: HelloAck) -> None:
+        session = InitiatorSession(self.config, ack)
+        if isinstance(stream, CarryingStream):
+            requester = stream.carry(session.grant(self._receives))
+            self._carrier = RnicCarrier(requester, ack.handle_count, self._why_lost)
+        else:
+            self._carrier = SessionCarrier(session, stream, self._rnic, self._pd)
+        self.session = session
+
+    def _misbehaved(self, error: PeerMisbehaved) -> None:
+        log.warning("%s: %s", self.address, error)
+        self.end(error)
+
+    def _why_lost(self) -> ConnectionLost:
+        """The RNIC has found the stream's end, and its event waits to be polled."""
+        self._reap(0)
+        return self._lost()
 
     def end(self, error: KbtpError) -> None:
         """End the session: nothing of the target's is placed any more, then everything outstanding fails."""
@@ -222,14 +247,11 @@ class Connection:
         if self.before_close is not None:
             self.before_close()
         self._channel.close()
-        for region in self._temporary.values():
+        for region in self._regions:
             region.revoke()
-        self._temporary.clear()
-        for one in self._registered:
-            one.region.revoke()
         self._receives.revoke()
-        if self.session is not None:
-            self.session.fail(self._lost())
+        if self._carrier is not None:
+            self._carrier.fail(self._lost())
 
     def _lost(self) -> ConnectionLost:
         """`error` as those see it whose operations cannot be done any more."""
@@ -244,86 +266,67 @@ class Connection:
 
     # --- operations ----------------------------------------------------------------------------
 
-    def submit(self, operations: Sequence[Operation]) -> None:
-        """Queue operations; each gets its `result` in a later `pump`, at once if the session has ended."""
-        if self.session is None or self.error is not None:
-            for operation in operations:
-                operation.finish(Result(None, operation.handle or 0, error=self._lost()))
-            return
-        refuse_overlaps(operations)
-        for operation in operations:
-            if operation.result is None:
-                self.session.submit(operation)
-        self.send_ready()
+    def submit(self, batch: Batch) -> None:
+        """Queue a batch, which gets its `results` in a later `pump`, at once if the session has ended."""
+        if self._carrier is None or self.error is not None:
+            batch.fail(self._lost())
+        else:
+            self._carrier.submit(batch)
 
-    def send_ready(self) -> None:
-        """Post what the credits allow, as one batch."""
-        session, stream = self.session, self._stream
-        if session is None or stream is None or self.error is not None:
-            return
-        sends: list[Send] = []
-        while (operation := session.ready()) is not None:
-            self._release(operation)  # what an earlier try with another handle held
-            try:
-                message = self._encode(session, operation)
-            except ApiMisuse as error:
-                self._release(operation)
-                session.withdraw(operation, error)
-                continue
-            sends.append(Send(0, inline=message))
-        if sends:
-            try:
-                stream.post(sends)
-            except ConnectionLost:
-                return  # its StreamEnded says why, and fails what was just given out
+    def run(self, batch: Batch, limit_s: float, now: Callable[[], float]) -> Results:
+        """Submit a batch and wait for it; a session that does not end it within `limit_s` is ended itself."""
+        if isinstance(self._carrier, RnicCarrier) and self.error is None:
+            if not self._carrier.run(batch, limit_s):
+                self.end(deadline_exceeded(self.address, limit_s))
+        else:
+            self.submit(batch)
+            deadline_s = now() + limit_s
+            while batch.results is None:
+                left_s = deadline_s - now()
+                if left_s <= 0:
+                    self.end(deadline_exceeded(self.address, limit_s))
+                else:
+                    self.pump(self.wait_s(left_s, now()), now)
+        assert batch.results is not None
+        return batch.results
 
-    def _encode(self, session: InitiatorSession, operation: Operation) -> bytes:
-        if operation.opcode is Opcode.FREE:
-            return session.request(operation, stag=0, to=0, length=0, inline=None)
-        if operation.is_empty:
-            # Nothing to name: an empty inline payload, or a descriptor that no octet can go through (profile 8.7).
-            inline = None if operation.opcode is Opcode.LOAD else b""
-            return session.request(operation, stag=0, to=0, length=0, inline=inline)
-        buffer = buffer_of(operation.buffer)
-        size = len(buffer.view)
-        if operation.opcode is not Opcode.LOAD and size <= session.inline_max_bytes:
-            return session.request(operation, stag=0, to=0, length=size, inline=bytes(buffer.view))
-        access = Access.REMOTE_READ
-        if operation.opcode is Opcode.LOAD:
-            access = Access.REMOTE_WRITE
-            self._destinations.claim(operation, buffer.address, buffer.address + size)
-        region, to, temporary = self._region_for(operation, buffer, access)
-        return session.request(operation, stag=region.stag, to=to, length=size, inline=None, invalidate=temporary)
+    def run_one(
+        self,
+        opcode: Opcode,
+        flags: RequestFlag,
+        generation: Generation,
+        block: BlockRef | Handle | None,
+        buffer: object,
+        limit_s: float,
+        now: Callable[[], float],
+    ) -> tuple[Record, KbtpError | None]:
+        """As `run` for one request: its record, and why there is no answer if there is none."""
+        if isinstance(self._carrier, RnicCarrier) and self.error is None:
+            ran = self._carrier.run_one(opcode, flags, generation, block, buffer, limit_s)
+            if ran is not None:
+                return ran
+            self.end(deadline_exceeded(self.address, limit_s))
+            return NO_RECORD, self._lost()
+        buffers = None if opcode is Opcode.FREE else (buffer,)
+        result = self.run(Batch(opcode, flags, (block,), buffers, generation), limit_s, now)[0]
+        status = RecordStatus.LOST if result.status is None else result.status
+        return (status, result.generation, result.length_bytes, result.handle, result.block_offset), result.error
 
     def register(self, buffer: object) -> MemoryRegion:
         """Register `buffer` until the session ends; its slices are then used in place. Raises `ApiMisuse`."""
-        if self._stream is None or self.error is not None:
+        if self._carrier is None or self.error is not None:
             raise self._lost()
         octets = buffer_of(buffer)
         access = Access.REMOTE_READ | (Access.REMOTE_WRITE if octets.writable else Access.NONE)
         region = self._rnic.register(buffer, access, pd=self._pd, stream=self._stream)
-        # A revoked one must not stand between an address and the region that is registered there now.
-        self._registered = [one for one in self._registered if one.region.valid]
-        insort(self._registered, _Registered(octets.address, octets.address + len(octets.view), region))
+        self._regions = [one for one in self._regions if one.valid]
+        self._regions.append(region)
+        self._carrier.add_region(region, octets)
         return region
 
-    def _region_for(
-        self, operation: Operation, buffer: RegisteredBuffer, access: Access
-    ) -> tuple[MemoryRegion, int, bool]:
-        """The region that lets the target at `buffer`, its tagged offset there, whether it is for `operation` alone."""
-        start, end = buffer.address, buffer.address + len(buffer.view)
-        position = bisect_right(self._registered, start, key=lambda one: one.start)
-        for one in self._registered[max(0, position - 1) : position]:
-            if one.end >= end and one.region.valid and access in one.region.access:
-                return one.region, one.region.base_to + start - one.start, False
-        region = self._rnic.register(buffer.view, access, pd=self._pd, stream=self._stream)
-        self._temporary[operation] = region
-        return region, region.base_to, True
 
-    def _release(self, operation: Operation | None) -> None:
-        if operation is None:
-            return
-        self._destinations.release(operation)
-        region = self._temporary.pop(operation, None)
-        if region is not None:
-            region.revoke()
+def deadline_exceeded(address: Address, limit_s: float) -> DeadlineExceeded:
+    return DeadlineExceeded(
+        f"{address} did not answer within {limit_s:g} s; the session was ended so that no buffer "
+        "is touched later. Connect anew, with a longer timeout_s if the target is only slow"
+    )

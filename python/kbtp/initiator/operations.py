@@ -1,26 +1,12 @@
-"""What a caller asks for and what comes of it: operations on blocks, references to them, results."""
+"""One request of a caller's and what comes of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 from kbtp.errors import ApiMisuse, KbtpError, refused
-from kbtp.types import BlockOffset, Generation, Handle, Opcode, RequestFlag, Status
-
-
-@dataclass(frozen=True, slots=True)
-class BlockRef:
-    """Names one stored block: what one process stores, another loads by.
-
-    `generation` is the binding's: once the block is freed, the reference is refused and never
-    served from whatever the handle is bound to next. Plain values, so it travels as JSON or in a message.
-    """
-
-    handle: Handle
-    generation: Generation
-    length_bytes: int
+from kbtp.types import BlockOffset, BlockRef, Generation, Handle, Opcode, RequestFlag, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +38,11 @@ class Result:
         if self.error is not None:
             raise self.error
         if self.status is not None and self.status is not Status.SUCCESS:
-            raise refused(self.status, _advice(self))
+            raise refused(self.status, advice(self.status, self.handle, self.length_bytes))
         return self
 
 
-def _advice(result: Result) -> str:
+def advice(status: Status, handle: Handle, length_bytes: int) -> str:
     text = {
         Status.NOT_BOUND: "nothing is stored under this handle (never stored, or freed)",
         Status.NOT_SEALED: "the block is still being written; pass allow_unsealed=True to read it all the same",
@@ -65,13 +51,13 @@ def _advice(result: Result) -> str:
         Status.GENERATION_MISMATCH: "the handle was freed and bound again since this reference was made",
         Status.HANDLE_OUT_OF_RANGE: "loads need a handle that the target has assigned, stores and frees one of our own",
         Status.LENGTH_ERROR: "longer than the target's block size, or the block is longer than the buffer"
-        + (f": it holds {result.length_bytes} octets" if result.length_bytes else ""),
+        + (f": it holds {length_bytes} octets" if length_bytes else ""),
         Status.NO_SPACE: "the session's quota is used up; free blocks, or connect with a larger quota",
         Status.UNSUPPORTED: "the target does not offer this operation, flag or option in this session",
         Status.ACCESS_DENIED: "namespace, authentication or identity refused",
         Status.TARGET_ERROR: "the target could not do it for a reason of its own; the block is as it was",
     }
-    return f"handle {result.handle}: {text.get(result.status or Status.TARGET_ERROR, 'refused by the target')}"
+    return f"handle {handle}: {text.get(status, 'refused by the target')}"
 
 
 @dataclass(slots=True, eq=False)
@@ -106,33 +92,7 @@ class Operation:
                 self.when_done(self)
 
 
-def load_operation(block: BlockRef | Handle, into: object, generation: Generation, allow_unsealed: bool) -> Operation:
-    handle, generation = _named(block, generation)
-    flags = RequestFlag.ALLOW_UNSEALED if allow_unsealed else RequestFlag.NONE
-    return Operation(Opcode.LOAD, handle, generation, flags, into)
-
-
-def store_operation(block: BlockRef | Handle, data: object, generation: Generation, seal: bool) -> Operation:
-    handle, generation = _named(block, generation)
-    return Operation(Opcode.STORE, handle, generation, _seal(seal), data)
-
-
-def alloc_store_operation(data: object, handle: Handle | None, seal: bool) -> Operation:
-    if handle is not None:
-        _check_field("handle", handle, 64)
-    return Operation(Opcode.ALLOC_STORE, handle, 0, _seal(seal), data)
-
-
-def free_operation(block: BlockRef | Handle, generation: Generation) -> Operation:
-    handle, generation = _named(block, generation)
-    return Operation(Opcode.FREE, handle, generation)
-
-
-def _seal(seal: bool) -> RequestFlag:
-    return RequestFlag.SEAL if seal else RequestFlag.NONE
-
-
-def _named(block: BlockRef | Handle, generation: Generation) -> tuple[Handle, Generation]:
+def named(block: BlockRef | Handle, generation: Generation) -> tuple[Handle, Generation]:
     """A reference brings its generation; a bare handle means any, unless one is given (draft 5.1)."""
     handle = block.handle if isinstance(block, BlockRef) else block
     if isinstance(block, BlockRef) and not generation:
@@ -147,45 +107,7 @@ def _check_field(label: str, value: object, bits: int) -> None:
         raise ApiMisuse(f"{label} {value!r}: expected a BlockRef or an integer of {bits} bits")
 
 
-def load_batch(blocks: Sequence[BlockRef | Handle], into: Sequence[object], allow_unsealed: bool) -> list[Operation]:
-    _equally_many(blocks=blocks, into=into)
-    return [
-        _item(Opcode.LOAD, partial(load_operation, block, buffer, 0, allow_unsealed))
-        for block, buffer in zip(blocks, into, strict=True)
-    ]
-
-
-def store_batch(blocks: Sequence[BlockRef | Handle], data: Sequence[object], seal: bool) -> list[Operation]:
-    _equally_many(blocks=blocks, data=data)
-    return [
-        _item(Opcode.STORE, partial(store_operation, block, buffer, 0, seal))
-        for block, buffer in zip(blocks, data, strict=True)
-    ]
-
-
-def alloc_store_batch(data: Sequence[object], handles: Sequence[Handle] | None, seal: bool) -> list[Operation]:
-    chosen: Sequence[Handle | None] = [None] * len(data) if handles is None else handles
-    _equally_many(data=data, handles=chosen)
-    return [
-        _item(Opcode.ALLOC_STORE, partial(alloc_store_operation, buffer, handle, seal))
-        for buffer, handle in zip(data, chosen, strict=True)
-    ]
-
-
-def free_batch(blocks: Sequence[BlockRef | Handle]) -> list[Operation]:
-    return [_item(Opcode.FREE, partial(free_operation, block, 0)) for block in blocks]
-
-
-def _item(opcode: Opcode, make: Callable[[], Operation]) -> Operation:
-    """What `make` makes; if it raises `ApiMisuse`, an operation that has already ended with it."""
-    try:
-        return make()
-    except ApiMisuse as error:
-        return Operation(opcode, None, result=Result(None, error=error))
-
-
-def _equally_many(**arguments: Sequence[object]) -> None:
-    lengths = {name: len(values) for name, values in arguments.items()}
-    if len(set(lengths.values())) > 1:
-        said = ", ".join(f"{count} {name}" for name, count in lengths.items())
-        raise ApiMisuse(f"{said}: a batch needs equally many of each")
+def no_handle(count: int) -> KbtpError:
+    return refused(
+        Status.NO_SPACE, f"all {count} handles of this session are bound; free some, or ask for more handles"
+    )

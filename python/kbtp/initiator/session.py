@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from kbtp import limits
 from kbtp.errors import ApiMisuse, KbtpError, PeerMisbehaved, WireFormatError, refused
-from kbtp.initiator.operations import Operation, Result
+from kbtp.initiator.operations import Operation, Result, no_handle
 from kbtp.types import Feature, Handle, HelloAckFlag, Opcode, RequestFlag, Status, TerminateCause
+from kbtp.verbs.api import MemoryRegion
+from kbtp.verbs.requester import RequestGrant
 from kbtp.wire import (
     AllocStore,
     Completion,
@@ -131,6 +133,18 @@ class InitiatorSession:
         room = self.ack.max_message - limits.COMMON_HEADER_BYTES - limits.DATA_DESCRIPTOR_BYTES
         return min(self.config.inline_max_bytes, room)
 
+    def grant(self, receives: MemoryRegion) -> RequestGrant:
+        """What an RNIC that carries the requests itself has to know. `receives` holds the receive buffers."""
+        return RequestGrant(
+            request_credits=self.ack.request_credits,
+            first_handle=self.ack.first_handle,
+            handle_count=self.ack.handle_count,
+            invalidate=bool(self.ack.granted_features & Feature.INVALIDATE),
+            inline_max_bytes=self.inline_max_bytes,
+            receives=receives,
+            max_message_bytes=self.config.max_message_bytes,
+        )
+
     def submit(self, operation: Operation) -> None:
         self._queue.append(operation)
 
@@ -143,7 +157,7 @@ class InitiatorSession:
             operation = self._queue.popleft()
             handle = operation.handle if operation.handle is not None else self.handles.take()
             if handle is None:
-                operation.finish(Result(Status.NO_SPACE, error=_no_handle(self.ack.handle_count)))
+                operation.finish(Result(Status.NO_SPACE, error=no_handle(self.ack.handle_count)))
                 continue
             operation.chosen_handle = handle
             operation.request_id = self._next_request_id
@@ -288,9 +302,3 @@ def _parse_completion(message: memoryview) -> Completion:
 
 def _misbehaved(message: str) -> PeerMisbehaved:
     return PeerMisbehaved(TerminateCause.RDMAP_UNSPECIFIED, message)
-
-
-def _no_handle(count: int) -> KbtpError:
-    return refused(
-        Status.NO_SPACE, f"all {count} handles of this session are bound; free some, or ask for more handles"
-    )

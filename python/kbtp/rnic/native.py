@@ -23,11 +23,13 @@ from kbtp.limits import (
     RNIC_READ_DEPTH_MAX,
     TCP_USER_TIMEOUT_S,
 )
+from kbtp.rnic.native_requester import NativeRequester
 from kbtp.rnic.native_requests import NativeRegion, receive_tuples, request_tuple
 from kbtp.rnic.native_store import NativeBlockStore
 from kbtp.types import Handle, TerminateCause, Ticket
 from kbtp.verbs.api import (
     Access,
+    BatchDone,
     Capabilities,
     Established,
     Event,
@@ -44,11 +46,12 @@ from kbtp.verbs.api import (
 )
 from kbtp.verbs.buffers import buffer_of
 from kbtp.verbs.offload import SessionGrant
+from kbtp.verbs.requester import RequestGrant
 
 _PORT_END = 1 << 16
 
 # What stands first in the tuple of an event.
-_COMPLETION, _CONNECT_REQUEST, _ESTABLISHED, _REJECTED, _STREAM_ENDED, _FREED = range(6)
+_COMPLETION, _CONNECT_REQUEST, _ESTABLISHED, _REJECTED, _STREAM_ENDED, _FREED, _BATCH_DONE = range(7)
 
 _OPCODES = {opcode.value: opcode for opcode in WcOpcode}
 
@@ -132,6 +135,10 @@ class NativeStream:
 
     def resolved(self, handle: Handle) -> None:
         self.native.resolved(handle)
+
+    def carry(self, grant: RequestGrant) -> NativeRequester:
+        """See `kbtp.verbs.requester.CarryingStream.carry`."""
+        return NativeRequester(self.native, grant)
 
     def terminate(self, cause: TerminateCause) -> None:
         self.native.terminate(*cause.value)
@@ -274,6 +281,9 @@ class NativeChannel:
         if kind == _ESTABLISHED:
             number, private_data = fields
             return Established(self._streams[number], private_data)
+        if kind == _BATCH_DONE:
+            number, batch = fields
+            return BatchDone(self._streams[number], batch)
         if kind == _REJECTED:
             number, private_data = fields
             return Rejected(self._streams.pop(number), private_data)

@@ -301,7 +301,15 @@ class StreamEnded:
     cause: TerminateCause | None = None
 
 
-Event: TypeAlias = ConnectRequest | Established | Rejected | WorkCompletion | StreamEnded
+@dataclass(frozen=True, slots=True)
+class BatchDone:
+    """A batch of requests that `stream` carries is done; see `kbtp.verbs.requester`."""
+
+    stream: Stream
+    batch: int
+
+
+Event: TypeAlias = ConnectRequest | Established | Rejected | WorkCompletion | BatchDone | StreamEnded
 
 
 class Channel(Protocol):

@@ -120,7 +120,7 @@ fn good_requests_parse_to_the_fields_and_the_fields_pack_to_the_octets() {
         assert_eq!(request, expected, "{}", vector.name);
         assert_eq!(vector.hex[from..], fields.inline_data, "{}", vector.name);
         let packed = vector.packed.unwrap_or(vector.hex);
-        assert_eq!(request.pack(&fields.inline_data), packed, "{}", vector.name);
+        assert_eq!(request.pack(&fields.inline_data)[..], packed[..], "{}", vector.name);
     }
     assert_eq!(seen, 23);
 }

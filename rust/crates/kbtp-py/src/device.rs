@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use kbtp_proto::mpa::{MpaOptions, RtrKind};
 use kbtp_rnic::api::Access;
-use kbtp_rnic::memory::Buffer;
 use kbtp_rnic::options::Options;
 use pyo3::prelude::*;
 
 use crate::channel::{Channel, duration};
 use crate::errors::raised;
+use crate::memory::{Extent, vouched};
 use crate::stream::Stream;
 
 /// The RNIC itself.
@@ -91,9 +91,13 @@ impl Device {
         stream: Option<&Bound<'_, Stream>>,
         base_to: u64,
     ) -> PyResult<Region> {
-        // SAFETY: the one caller, NativeRnic.register, has address, length and writability from `buffer_of`, whose view,
-        // given here as `keepalive`, keeps the memory there as it is.
-        let buffer = unsafe { Buffer::from_raw_parts(address, length, writable, Box::new(keepalive)) };
+        let extent = Extent {
+            address,
+            length_bytes: length,
+            writable,
+        };
+        // SAFETY: the one caller, NativeRnic.register, has all of it from `buffer_of`, whose view is the keepalive.
+        let buffer = unsafe { vouched(extent, keepalive) };
         let buffer = buffer.map_err(|error| raised(py, error))?;
         let (access, pd) = (Access::from_bits_truncate(access), &pd.get().0);
         let stream = stream.map(|stream| &stream.get().0);

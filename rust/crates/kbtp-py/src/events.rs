@@ -15,6 +15,7 @@ const ESTABLISHED: u8 = 2;
 const REJECTED: u8 = 3;
 const STREAM_ENDED: u8 = 4;
 const FREED: u8 = 5;
+const BATCH_DONE: u8 = 6;
 
 pub(crate) fn tuple(py: Python<'_>, event: Event) -> PyResult<Bound<'_, PyAny>> {
     let made = match event {
@@ -37,6 +38,7 @@ pub(crate) fn tuple(py: Python<'_>, event: Event) -> PyResult<Bound<'_, PyAny>> 
                 .into_pyobject(py)?
                 .into_any()
         }
+        Event::BatchDone { stream, batch } => (BATCH_DONE, stream.0, batch).into_pyobject(py)?.into_any(),
         Event::StreamEnded {
             stream,
             reason,

@@ -10,6 +10,8 @@ mod errors;
 mod events;
 mod limits;
 mod logging;
+mod memory;
+mod requester;
 mod stream;
 
 use pyo3::prelude::*;
@@ -24,6 +26,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<device::Device>()?;
     module.add_class::<device::Pd>()?;
     module.add_class::<device::Region>()?;
+    module.add_class::<requester::Octets>()?;
+    module.add_class::<requester::Requester>()?;
     module.add_class::<stream::Stream>()?;
     module.add_function(wrap_pyfunction!(limits::limits, module)?)
 }

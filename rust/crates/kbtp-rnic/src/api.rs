@@ -166,6 +166,13 @@ pub enum Event {
         /// What became of it.
         finished: FinishedFree,
     },
+    /// A batch of requests that `stream` carries is done.
+    BatchDone {
+        /// Which stream.
+        stream: StreamId,
+        /// As `Requester::submit` numbered it.
+        batch: u64,
+    },
     /// The last event of a stream. Its scoped regions are revoked and its other completions already reported.
     StreamEnded {
         /// Which stream.

@@ -205,6 +205,10 @@ impl Core {
         &self.device.options
     }
 
+    pub(crate) fn has_threads(&self) -> bool {
+        self.outbox.is_some()
+    }
+
     pub(crate) fn poller(&self) -> &Poller {
         &self.poller
     }

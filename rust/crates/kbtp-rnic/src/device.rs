@@ -103,7 +103,7 @@ impl Table {
         result
     }
 
-    fn register(
+    pub(crate) fn register(
         &mut self,
         buffer: Buffer,
         access: Access,
@@ -164,7 +164,7 @@ impl Table {
     }
 
     /// Nothing reaches `region` through its STag any more. Idempotent.
-    fn forget(&mut self, region: RegionId) {
+    pub(crate) fn forget(&mut self, region: RegionId) {
         let Some(Entry { stag, scope, valid }) = self.valid.remove(&region) else {
             return;
         };

@@ -19,6 +19,7 @@ pub mod device;
 pub mod error;
 mod event_loop;
 mod goodbye;
+pub mod initiator;
 mod listener;
 #[allow(unsafe_code, reason = "registered memory is somebody else's; see there")]
 pub mod memory;
@@ -27,6 +28,7 @@ mod operation;
 pub mod options;
 mod posting;
 pub mod request;
+pub mod requester;
 pub mod stream;
 mod stream_state;
 mod tcp;

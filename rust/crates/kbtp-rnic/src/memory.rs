@@ -36,7 +36,7 @@ pub struct Buffer {
     address: NonNull<u8>,
     length: usize,
     writable: bool,
-    _keepalive: Box<dyn Any + Send + Sync>,
+    _keepalive: Arc<dyn Any + Send + Sync>,
 }
 
 // SAFETY: the pointer is only used through `Memories`, under the lock of the device, and what it points to is kept by
@@ -78,7 +78,7 @@ impl Buffer {
             address: pointer,
             length,
             writable,
-            _keepalive: keepalive,
+            _keepalive: Arc::from(keepalive),
         })
     }
 
@@ -119,6 +119,21 @@ impl Buffer {
         let address = pointer.as_ptr().expose_provenance();
         // SAFETY: the octets are the keepalive's, hold at least `length` octets and are reached through the buffer alone.
         unsafe { Self::from_raw_parts(address, length, true, Box::new(Allocated { address, layout })) }.ok()
+    }
+
+    /// The same octets once more.
+    pub(crate) fn share(&self) -> Self {
+        Self {
+            _keepalive: Arc::clone(&self._keepalive),
+            ..*self
+        }
+    }
+
+    /// Its octets to the start of `into`, as many as both have.
+    pub(crate) fn read_into(&self, into: &mut [u8]) {
+        let length = self.length.min(into.len());
+        // SAFETY: the keepalive keeps `length` octets; `into` is this crate's own and so is elsewhere.
+        unsafe { std::ptr::copy_nonoverlapping(self.address.as_ptr(), into.as_mut_ptr(), length) }
     }
 
     /// Address of the first octet.
@@ -214,6 +229,11 @@ impl Memories {
     /// Buffers to drop once no lock is held: a keepalive may run anything, such as Python's finalizers.
     pub(crate) fn take_dead(&mut self) -> Vec<Buffer> {
         std::mem::take(&mut self.dead)
+    }
+
+    /// As after the last `release`, of a buffer that was in no slot.
+    pub(crate) fn bury(&mut self, buffer: Buffer) {
+        self.dead.push(buffer);
     }
 
     pub(crate) fn has_dead(&self) -> bool {

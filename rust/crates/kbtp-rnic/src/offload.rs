@@ -258,6 +258,9 @@ impl StreamState {
 
     /// A receive is complete.
     pub(crate) fn take_receive(&mut self, core: &mut Core, completion: WorkCompletion) {
+        let Some(completion) = self.take_answer(core, completion) else {
+            return;
+        };
         if let Some(offload) = &mut self.offload
             && completion.opcode == WcOpcode::Recv
             && completion.status == WcStatus::Success
@@ -282,7 +285,7 @@ impl StreamState {
         let Some(offload) = &mut self.offload else { return };
         let (memory, now) = (&mut Memory(&core.device), Instant::now());
         match owner {
-            WorkOwner::Caller => return,
+            WorkOwner::Caller | WorkOwner::Request => return,
             WorkOwner::CallersRead => offload.session.foreign_read_done(now),
             WorkOwner::Write(task) => offload.session.written(task, memory, now),
             WorkOwner::Read(task) => offload.session.fetched(task, memory, now),
@@ -397,15 +400,20 @@ impl StreamState {
     }
 
     fn repost(&mut self, core: &Core, slot: u64) {
-        let (Some(offload), Some(operation)) = (&mut self.offload, self.operation.as_mut()) else {
-            return;
-        };
+        let Some(offload) = &self.offload else { return };
         let buffer = Span {
             region: offload.receives,
             offset: slot.saturating_mul(offload.max_message_bytes.into()),
             len: offload.max_message_bytes,
         };
-        if operation.iwarp.post_receive(slot, buffer).is_ok() {
+        self.post_slot(core, slot, buffer);
+    }
+
+    /// Post the receive buffer `slot` again.
+    pub(crate) fn post_slot(&mut self, core: &Core, slot: u64, buffer: Span) {
+        if let Some(operation) = self.operation.as_mut()
+            && operation.iwarp.post_receive(slot, buffer).is_ok()
+        {
             lock(&core.device.table).memories.hold(buffer.region);
             self.held_receives.push_back(buffer.region);
         }

@@ -1,7 +1,7 @@
 //! One RDMAP stream as its owner sees it.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::sync::atomic::Ordering;
 
 use kbtp_proto::stag::StreamId as ViewId;
@@ -11,6 +11,7 @@ use crate::api::{Recv, StreamId, WorkRequest};
 use crate::core::{ChannelShared, Core};
 use crate::device::Pd;
 use crate::error::Error;
+use crate::initiator::{Batches, RequestGrant};
 use crate::offload::Grant;
 use crate::stream_state::{Facts, State, StreamState};
 
@@ -121,12 +122,18 @@ impl Stream {
         self.with(|stream, _| stream.resolved(handle));
     }
 
+    /// Carry the requests of an initiator's session from now on.
+    pub(crate) fn carry(&self, grant: &RequestGrant) -> Result<Arc<Mutex<Batches>>, Error> {
+        self.with(|stream, core| stream.carry(core, grant))
+            .unwrap_or_else(|| Err(self.has_ended()))
+    }
+
     pub(crate) fn view_id(&self) -> ViewId {
         self.shared.facts.view.id
     }
 
     /// None if it has ended.
-    fn with<R>(&self, act: impl FnOnce(&mut StreamState, &mut Core) -> R) -> Option<R> {
+    pub(crate) fn with<R>(&self, act: impl FnOnce(&mut StreamState, &mut Core) -> R) -> Option<R> {
         self.shared
             .channel
             .with(|core| core.with_stream(self.id().0, act))

@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 use kbtp_proto::limits;
 use kbtp_proto::memory::{RegionId, Span};
 use kbtp_proto::mpa::Negotiated;
+use kbtp_proto::stag::StreamId as ViewId;
 use kbtp_proto::stream::{Event as IwarpEvent, Flushed, PostError, Work, WrKind};
 use kbtp_proto::target::TaskId;
 use kbtp_proto::types::{TerminateCause, TerminateInfo};
@@ -31,6 +32,7 @@ use crate::device::Pd;
 use crate::error::{EndReason, Error, error_text};
 use crate::event_loop::{TimerId, Token};
 use crate::goodbye::Goodbye;
+use crate::initiator::Initiator;
 use crate::offload::Offload;
 use crate::operation::{Operation, Received};
 use crate::posting::{View, prepare, receive_buffers, spans_of};
@@ -93,6 +95,8 @@ pub(crate) enum WorkOwner {
     Read(TaskId),
     /// a COMPLETION.
     Completion,
+    /// An initiator: a request.
+    Request,
 }
 
 /// Posted work that is not complete.
@@ -108,6 +112,7 @@ pub(crate) struct StreamState {
     connector: Option<Connector>,
     pub(crate) operation: Option<Operation>,
     pub(crate) offload: Option<Box<Offload>>,
+    pub(crate) initiator: Option<Box<Initiator>>,
     /// Posted before there was an operation.
     early_receives: Vec<(u64, Span)>,
     /// Of each posted work request that is not complete, and of each receive, in order.
@@ -146,6 +151,7 @@ impl StreamState {
             connector: None,
             operation: None,
             offload: None,
+            initiator: None,
             early_receives: Vec::new(),
             held_work: VecDeque::new(),
             held_receives: VecDeque::new(),
@@ -166,6 +172,14 @@ impl StreamState {
 
     pub(crate) fn id(&self) -> StreamId {
         self.facts.id
+    }
+
+    pub(crate) fn pd(&self) -> &Pd {
+        &self.facts.pd
+    }
+
+    pub(crate) fn view_id(&self) -> ViewId {
+        self.facts.view.id
     }
 
     pub(crate) fn token(&self) -> Token {
@@ -378,6 +392,18 @@ impl StreamState {
             self.receive(core);
         }
         self.send(core);
+    }
+
+    /// As `on_ready`, when it is not known whether there is anything; true if octets came.
+    pub(crate) fn pump(&mut self, core: &mut Core) -> bool {
+        let moved_bytes = |stream: &Self| stream.operation.as_ref().map(|operation| operation.link.moved_bytes);
+        let before = moved_bytes(self);
+        self.receive(core);
+        let came = moved_bytes(self) != before;
+        if came {
+            self.send(core);
+        }
+        came
     }
 
     pub(crate) fn on_timer(&mut self, core: &mut Core, timer: TimerId) {
@@ -600,7 +626,7 @@ impl StreamState {
         self.end_with(core, Some(reason), None, Farewell::Reset, None);
     }
 
-    fn end(&mut self, core: &mut Core, reason: Option<EndReason>) {
+    pub(crate) fn end(&mut self, core: &mut Core, reason: Option<EndReason>) {
         self.end_with(core, reason, None, Farewell::Goodbye, None);
     }
 
@@ -632,6 +658,7 @@ impl StreamState {
             cause = operation.stop(&core.device);
         }
         let foreign_reads = self.end_offloaded(core);
+        self.end_initiator(core);
         if let Some(operation) = operation.as_mut() {
             self.flush(core, operation, &foreign_reads);
         }

@@ -1,4 +1,4 @@
-//! KBTP messages that an RNIC reads or writes by itself: LOAD, STORE, ALLOC_STORE and FREE in, COMPLETION out.
+//! KBTP messages that an RNIC reads and writes by itself: LOAD, STORE, ALLOC_STORE, FREE and COMPLETION.
 //!
 //! The twin of a part of the Python package `kbtp.wire`, where `messages` draws every message. All integers are
 //! unsigned and in network byte order; offsets are octets from the start of the message:
@@ -24,4 +24,4 @@ mod requests;
 
 pub use header::{CommonHeader, WireFormatError};
 pub use records::Completion;
-pub use requests::{CompletionDescriptor, DataDescriptor, HEAD_BYTES_MAX, Operation, Request};
+pub use requests::{CompletionDescriptor, DataDescriptor, HEAD_BYTES_MAX, Operation, Packed, Request};

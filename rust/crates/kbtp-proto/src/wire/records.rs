@@ -1,6 +1,6 @@
 //! COMPLETION (profile 2): how a request ends.
 
-use super::header::CommonHeader;
+use super::header::{CommonHeader, Fields, WireFormatError};
 use crate::limits::{COMMON_HEADER_BYTES, COMPLETION_BYTES, KBTP_VERSION};
 use crate::types::{Opcode, Status};
 
@@ -17,6 +17,36 @@ pub struct Completion {
 }
 
 impl Completion {
+    /// The COMPLETION that `message` is, from its first octet to its last.
+    ///
+    /// In profile 1's order: version, opcode, flags, size; then a status that profile 1 does not know.
+    pub fn parse(message: &[u8]) -> Result<Self, WireFormatError> {
+        const CUT_SHORT: WireFormatError = WireFormatError::malformed("message");
+        let header = CommonHeader::parse(message).ok_or(CUT_SHORT)?;
+        header.require_version()?;
+        if header.opcode != Opcode::Completion as u8 {
+            return Err(WireFormatError::unsupported("opcode"));
+        }
+        if header.flags != 0 {
+            return Err(WireFormatError::unsupported("flags"));
+        }
+        if message.len() != COMPLETION_BYTES {
+            return Err(CUT_SHORT);
+        }
+        let mut body = Fields(message.get(COMMON_HEADER_BYTES..).ok_or(CUT_SHORT)?);
+        let data_length = u32::from_be_bytes(body.next().ok_or(CUT_SHORT)?);
+        let _reserved: [u8; 4] = body.next().ok_or(CUT_SHORT)?; // ignored (profile, preamble)
+        let block_offset = u64::from_be_bytes(body.next().ok_or(CUT_SHORT)?);
+        Ok(Self {
+            request_id: header.request_id,
+            handle: header.handle,
+            generation: header.generation,
+            status: Status::from_value(header.status).ok_or(WireFormatError::malformed("status"))?,
+            data_length,
+            block_offset,
+        })
+    }
+
     /// The 40 octets.
     #[must_use]
     pub fn pack(&self) -> [u8; COMPLETION_BYTES] {

@@ -3,12 +3,18 @@
 //! `Request::parse` judges what can be judged from the octets alone. Which flags were granted, and whether Length is
 //! that of the inline data (LENGTH_ERROR comes late in the order of checks), is the session's matter.
 
+use smallvec::SmallVec;
+
 use super::header::{CommonHeader, Fields, WireFormatError};
 use crate::limits::{COMMON_HEADER_BYTES, COMPLETION_DESCRIPTOR_BYTES, DATA_DESCRIPTOR_BYTES, KBTP_VERSION};
+use crate::stag::Access;
 use crate::types::{Opcode, RequestFlag};
 
 /// As many octets of a message as `Request::parse` may look at.
 pub const HEAD_BYTES_MAX: usize = COMMON_HEADER_BYTES + DATA_DESCRIPTOR_BYTES + COMPLETION_DESCRIPTOR_BYTES;
+
+/// A request's octets, without an allocation if no data is inline.
+pub type Packed = SmallVec<[u8; 64]>;
 
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,6 +46,16 @@ impl Operation {
             Self::Store => Opcode::Store,
             Self::AllocStore => Opcode::AllocStore,
             Self::Free => Opcode::Free,
+        }
+    }
+
+    /// What the target needs to be let do with the memory that its Data Descriptor names.
+    #[must_use]
+    pub const fn access(self) -> Access {
+        match self {
+            Self::Load => Access::REMOTE_WRITE,
+            Self::Store | Self::AllocStore => Access::REMOTE_READ,
+            Self::Free => Access::empty(),
         }
     }
 
@@ -166,7 +182,7 @@ impl Request {
 
     /// The message, with `inline_data` behind it. Whether that and the flags go together is not judged: a target does.
     #[must_use]
-    pub fn pack(&self, inline_data: &[u8]) -> Vec<u8> {
+    pub fn pack(&self, inline_data: &[u8]) -> Packed {
         let header = CommonHeader {
             version: KBTP_VERSION,
             opcode: self.operation.opcode() as u8,
@@ -176,16 +192,16 @@ impl Request {
             generation: self.generation,
             status: 0,
         };
-        let mut octets = header.pack().to_vec();
+        let mut octets = Packed::from_slice(&header.pack());
         if self.operation != Operation::Free {
-            octets.extend(self.data.stag.to_be_bytes());
-            octets.extend(self.data.to.to_be_bytes());
-            octets.extend(self.data.length.to_be_bytes());
+            octets.extend_from_slice(&self.data.stag.to_be_bytes());
+            octets.extend_from_slice(&self.data.to.to_be_bytes());
+            octets.extend_from_slice(&self.data.length.to_be_bytes());
         }
         if let Some(completion) = self.completion {
-            octets.extend(completion.stag.to_be_bytes());
-            octets.extend(completion.to.to_be_bytes());
-            octets.extend([0; 4]);
+            octets.extend_from_slice(&completion.stag.to_be_bytes());
+            octets.extend_from_slice(&completion.to.to_be_bytes());
+            octets.extend_from_slice(&[0; 4]);
         }
         octets.extend_from_slice(inline_data);
         octets

@@ -1,0 +1,177 @@
+"""Requests of one kind that are submitted together, and how each of them ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from kbtp.errors import ApiMisuse, KbtpError
+from kbtp.initiator.operations import Operation, Result, named
+from kbtp.types import BlockRef, Generation, Handle, Opcode, RequestFlag, Status
+from kbtp.verbs.requester import RECORD, RecordStatus
+
+Records: TypeAlias = npt.NDArray[np.void]
+
+
+class Results(Sequence[Result]):
+    """One `Result` for each request of a batch, in order; as arrays for who has many."""
+
+    __slots__ = ("_errors", "_records")
+
+    def __init__(self, records: Records, errors: Mapping[int, KbtpError]) -> None:
+        """`records` of dtype `RECORD`; `errors` says by its place why a request has no status, or adds to it."""
+        self._records = records
+        self._errors = errors
+
+    @classmethod
+    def of(cls, results: Sequence[Result]) -> Results:
+        records = np.zeros(len(results), RECORD)
+        errors = {}
+        for place, result in enumerate(results):
+            status = RecordStatus.LOST if result.status is None else result.status
+            records[place] = (status, result.generation, result.length_bytes, result.handle, result.block_offset)
+            if result.error is not None:
+                errors[place] = result.error
+        return cls(records, errors)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @overload
+    def __getitem__(self, index: int) -> Result: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Result]: ...
+    def __getitem__(self, index: int | slice) -> Result | list[Result]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        place = index + len(self) if index < 0 else index
+        status, generation, length_bytes, handle, block_offset = self._records[place].tolist()
+        error = self._errors.get(place)
+        known = None if status >= RecordStatus.NO_HANDLE else Status(status)
+        return Result(known, handle, generation, length_bytes, block_offset, error)
+
+    def __iter__(self) -> Iterator[Result]:
+        return (self[place] for place in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"Results({list(self)})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def ok(self) -> bool:
+        """True if every request succeeded."""
+        return not self.statuses.any()
+
+    @property
+    def statuses(self) -> npt.NDArray[np.uint16]:
+        """The target's answers as `Status`; more than any of those where there is none and `Result.error` says why."""
+        return self._records["status"]
+
+    @property
+    def handles(self) -> npt.NDArray[np.uint64]:
+        return self._records["handle"]
+
+    @property
+    def generations(self) -> npt.NDArray[np.uint16]:
+        return self._records["generation"]
+
+    @property
+    def lengths_bytes(self) -> npt.NDArray[np.uint32]:
+        return self._records["length_bytes"]
+
+    @property
+    def block_offsets(self) -> npt.NDArray[np.uint64]:
+        return self._records["block_offset"]
+
+    @property
+    def refs(self) -> list[BlockRef]:
+        """Those of the blocks; meaningful where a store or load succeeded."""
+        fields = (self.handles.tolist(), self.generations.tolist(), self.lengths_bytes.tolist())
+        return [BlockRef(*one) for one in zip(*fields, strict=True)]
+
+    def raise_for_status(self) -> Results:
+        """Itself if `ok`; else raises as the first `Result` that is not does."""
+        if not self.ok:
+            self[int(np.flatnonzero(self.statuses)[0])].raise_for_status()
+        return self
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Requests under way; `results` once all have ended."""
+
+    opcode: Opcode
+    flags: RequestFlag
+    blocks: Sequence[BlockRef | Handle | None]
+    """None: the session chooses a free handle (ALLOC_STORE only)."""
+    buffers: Sequence[object] | None
+    """To load into or to store from; None for FREE."""
+    generation: Generation = 0
+    """Instead of those of the blocks, unless 0."""
+    results: Results | None = None
+    when_done: Callable[[], None] | None = field(default=None, repr=False)
+
+    def finish(self, results: Results) -> None:
+        if self.results is None:
+            self.results = results
+            if self.when_done is not None:
+                self.when_done()
+
+    def fail(self, error: KbtpError) -> None:
+        """None of it was sent."""
+        self.finish(Results.of([Result(None, error=error)] * len(self.blocks)))
+
+    def operations(self) -> list[Operation]:
+        """One for each request; one that can never work has already ended with its `ApiMisuse`."""
+        buffers = [None] * len(self.blocks) if self.buffers is None else self.buffers
+        return [self._operation(block, buffer) for block, buffer in zip(self.blocks, buffers, strict=True)]
+
+    def _operation(self, block: BlockRef | Handle | None, buffer: object) -> Operation:
+        try:
+            handle, generation = (None, 0) if block is None else named(block, self.generation)
+        except ApiMisuse as error:
+            return Operation(self.opcode, None, result=Result(None, error=error))
+        return Operation(self.opcode, handle, generation, self.flags, buffer)
+
+
+def load_batch(blocks: Sequence[BlockRef | Handle], into: Sequence[object], allow_unsealed: bool) -> Batch:
+    _equally_many(blocks=blocks, into=into)
+    return Batch(Opcode.LOAD, loading(allow_unsealed), blocks, into)
+
+
+def store_batch(blocks: Sequence[BlockRef | Handle], data: Sequence[object], seal: bool) -> Batch:
+    _equally_many(blocks=blocks, data=data)
+    return Batch(Opcode.STORE, sealing(seal), blocks, data)
+
+
+def alloc_store_batch(data: Sequence[object], handles: Sequence[Handle] | None, seal: bool) -> Batch:
+    chosen: Sequence[Handle | None] = [None] * len(data) if handles is None else handles
+    _equally_many(data=data, handles=chosen)
+    return Batch(Opcode.ALLOC_STORE, sealing(seal), chosen, data)
+
+
+def free_batch(blocks: Sequence[BlockRef | Handle]) -> Batch:
+    return Batch(Opcode.FREE, RequestFlag.NONE, blocks, None)
+
+
+def loading(allow_unsealed: bool) -> RequestFlag:
+    return RequestFlag.ALLOW_UNSEALED if allow_unsealed else RequestFlag.NONE
+
+
+def sealing(seal: bool) -> RequestFlag:
+    return RequestFlag.SEAL if seal else RequestFlag.NONE
+
+
+def _equally_many(**arguments: Sequence[object]) -> None:
+    lengths = {name: len(values) for name, values in arguments.items()}
+    if len(set(lengths.values())) > 1:
+        said = ", ".join(f"{count} {name}" for name, count in lengths.items())
+        raise ApiMisuse(f"{said}: a batch needs equally many of each")
