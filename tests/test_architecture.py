@@ -43,7 +43,7 @@ ROOMS = (
     # Of iWARP it takes the start-up options alone: what they mean is in Rust.
     Room(
         "rnic.native",
-        ("kbtp.rnic.native", "kbtp.rnic.native_requests"),
+        ("kbtp.rnic.native", "kbtp.rnic.native_requests", "kbtp.rnic.native_requester"),
         may=(*GROUND, "kbtp.verbs", "kbtp.iwarp.mpa", "kbtp._native", "kbtp.rnic.native_store"),
     ),
     # Of the block structures it has the values: what is done to them is in Rust too.

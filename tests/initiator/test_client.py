@@ -178,7 +178,7 @@ def test_batches_of_every_kind(serve: Serve, connect: Connect) -> None:
     first = client.terms.first_handle
     data = [octets(n, 1000 * n) for n in range(8)]
     stored = client.alloc_store_many(data[:4], seal=False)
-    stored += client.alloc_store_many(data[4:], handles=range(first + 10, first + 14))
+    stored = [*stored, *client.alloc_store_many(data[4:], handles=range(first + 10, first + 14))]
     assert [result.status for result in stored] == [Status.SUCCESS] * 8
     assert [result.handle for result in stored[4:]] == [first + 10, first + 11, first + 12, first + 13]
     blocks = [result.ref for result in stored]

@@ -6,20 +6,42 @@ import pytest
 
 from kbtp import errors
 from kbtp.errors import ApiMisuse, ConnectionLost
-from kbtp.initiator.operations import (
-    BlockRef,
-    Operation,
-    Result,
+from kbtp.initiator.batches import (
+    Batch,
+    Results,
     alloc_store_batch,
-    alloc_store_operation,
     free_batch,
-    free_operation,
     load_batch,
-    load_operation,
+    loading,
+    sealing,
     store_batch,
-    store_operation,
 )
-from kbtp.types import Opcode, RequestFlag, Status
+from kbtp.initiator.operations import Operation, Result
+from kbtp.types import BlockRef, Opcode, RequestFlag, Status
+
+
+def load_operation(block: object, into: object, generation: object, allow_unsealed: bool) -> Operation:
+    return only(Batch(Opcode.LOAD, loading(allow_unsealed), (block,), (into,), generation))
+
+
+def store_operation(block: object, data: object, generation: object, seal: bool) -> Operation:
+    return only(Batch(Opcode.STORE, sealing(seal), (block,), (data,), generation))
+
+
+def alloc_store_operation(data: object, handle: object, seal: bool) -> Operation:
+    return only(Batch(Opcode.ALLOC_STORE, sealing(seal), (handle,), (data,)))
+
+
+def free_operation(block: object, generation: object) -> Operation:
+    return only(Batch(Opcode.FREE, RequestFlag.NONE, (block,), None, generation))
+
+
+def only(batch: Batch) -> Operation:
+    """The one operation of `batch`; raises what is wrong with it."""
+    (operation,) = batch.operations()
+    if operation.result is not None:
+        operation.result.raise_for_status()
+    return operation
 
 
 @pytest.mark.parametrize(
@@ -113,7 +135,8 @@ def test_a_batch_turns_a_bad_item_into_its_result_and_keeps_the_others() -> None
         alloc_store_batch([b"", b"", b""], [1, -1, 2], True),
         free_batch([1, -1, 2]),
     )
-    for first, bad, last in batches:
+    for batch in batches:
+        first, bad, last = batch.operations()
         assert (first.handle, first.result) == (1, None)
         assert (last.handle, last.result) == (2, None)
         assert bad.result is not None
@@ -136,3 +159,32 @@ def test_an_operation_ends_once() -> None:
     operation.finish(Result(None, error=ConnectionLost("late")))
     assert operation.result == Result(Status.SUCCESS)
     assert ends == [operation]
+
+
+def test_results_are_a_sequence_of_results_and_arrays() -> None:
+    lost = ConnectionLost("gone")
+    each = [Result(Status.SUCCESS, 5, 2, 100, 4096), Result(Status.NO_SPACE, 6), Result(None, 7, error=lost)]
+    results = Results.of(each)
+    assert (len(results), results[0], results[-1], results[1:], list(results)) == (3, each[0], each[2], each[1:], each)
+    assert results == each
+    assert not results.ok
+    assert results.statuses[:2].tolist() == [Status.SUCCESS, Status.NO_SPACE]
+    assert (results.handles.tolist(), results.generations.tolist()) == ([5, 6, 7], [2, 0, 0])
+    assert (results.lengths_bytes.tolist(), results.block_offsets.tolist()) == ([100, 0, 0], [4096, 0, 0])
+    assert results.refs[0] == BlockRef(5, 2, 100)
+    with pytest.raises(IndexError):
+        results[3]
+    with pytest.raises(errors.NoSpace):
+        results.raise_for_status()
+    assert Results.of(each[:1]).raise_for_status().ok
+
+
+def test_a_batch_ends_once_and_what_can_never_work_keeps_its_own_error() -> None:
+    ends: list[str] = []
+    batch = load_batch([1, -1], [b"", b""], False)
+    batch.when_done = lambda: ends.append("done")
+    batch.fail(ConnectionLost("gone"))
+    batch.fail(ConnectionLost("again"))
+    assert ends == ["done"]
+    assert batch.results is not None
+    assert [type(result.error) for result in batch.results] == [ConnectionLost, ApiMisuse]

@@ -10,16 +10,10 @@ from hypothesis import strategies as st
 
 from kbtp import errors
 from kbtp.errors import ApiMisuse, ConnectionLost, NoSpace, PeerMisbehaved
-from kbtp.initiator.operations import (
-    BlockRef,
-    Operation,
-    alloc_store_operation,
-    free_operation,
-    load_operation,
-    store_operation,
-)
+from kbtp.initiator.batches import Batch, loading, sealing
+from kbtp.initiator.operations import Operation
 from kbtp.initiator.session import HandleChooser, InitiatorConfig, InitiatorSession, accepted
-from kbtp.types import Feature, HelloAckFlag, Opcode, RequestFlag, Status
+from kbtp.types import BlockRef, Feature, HelloAckFlag, Opcode, RequestFlag, Status
 from kbtp.wire import AllocStore, Completion, Free, HelloAck, Load, Store, parse_request
 
 FIRST_HANDLE = 5000
@@ -40,6 +34,30 @@ ACK: dict[str, Any] = {
 def session(config: InitiatorConfig | None = None, **changes: Any) -> InitiatorSession:
     config = config or InitiatorConfig()
     return InitiatorSession(config, accepted(config, memoryview(HelloAck(0, **{**ACK, **changes}).pack())))
+
+
+def load_operation(block: object, into: object, generation: object, allow_unsealed: bool) -> Operation:
+    return only(Batch(Opcode.LOAD, loading(allow_unsealed), (block,), (into,), generation))
+
+
+def store_operation(block: object, data: object, generation: object, seal: bool) -> Operation:
+    return only(Batch(Opcode.STORE, sealing(seal), (block,), (data,), generation))
+
+
+def alloc_store_operation(data: object, handle: object, seal: bool) -> Operation:
+    return only(Batch(Opcode.ALLOC_STORE, sealing(seal), (handle,), (data,)))
+
+
+def free_operation(block: object, generation: object) -> Operation:
+    return only(Batch(Opcode.FREE, RequestFlag.NONE, (block,), None, generation))
+
+
+def only(batch: Batch) -> Operation:
+    """The one operation of `batch`; raises what is wrong with it."""
+    (operation,) = batch.operations()
+    if operation.result is not None:
+        operation.result.raise_for_status()
+    return operation
 
 
 def started(one: InitiatorSession, operation: Operation) -> Operation:

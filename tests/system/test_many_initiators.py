@@ -214,10 +214,10 @@ class Initiator:
         if not others:
             return 0
         ref = self.rng.choice(others).ref
-        results = await self.client.free_many([ref])
-        results += await self.client.store_many([ref], [b"x"])
-        results += await self.client.alloc_store_many([b"x"], handles=[ref.handle])
-        for result in results:
+        freed = await self.client.free_many([ref])
+        stored = await self.client.store_many([ref], [b"x"])
+        allocated = await self.client.alloc_store_many([b"x"], handles=[ref.handle])
+        for result in (*freed, *stored, *allocated):
             assert self.count(result).status is Status.HANDLE_OUT_OF_RANGE
         return 3
 

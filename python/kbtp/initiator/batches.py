@@ -127,7 +127,8 @@ class Batch:
 
     def fail(self, error: KbtpError) -> None:
         """None of it was sent."""
-        self.finish(Results.of([Result(None, error=error)] * len(self.blocks)))
+        ends = [one.result or Result(None, one.handle or 0, error=error) for one in self.operations()]
+        self.finish(Results.of(ends))
 
     def operations(self) -> list[Operation]:
         """One for each request; one that can never work has already ended with its `ApiMisuse`."""
@@ -136,7 +137,8 @@ class Batch:
 
     def _operation(self, block: BlockRef | Handle | None, buffer: object) -> Operation:
         try:
-            handle, generation = (None, 0) if block is None else named(block, self.generation)
+            chooses = block is None and self.opcode is Opcode.ALLOC_STORE
+            handle, generation = (None, 0) if chooses else named(block, self.generation)
         except ApiMisuse as error:
             return Operation(self.opcode, None, result=Result(None, error=error))
         return Operation(self.opcode, handle, generation, self.flags, buffer)

@@ -92,7 +92,7 @@ class Operation:
                 self.when_done(self)
 
 
-def named(block: BlockRef | Handle, generation: Generation) -> tuple[Handle, Generation]:
+def named(block: BlockRef | Handle | None, generation: Generation) -> tuple[Handle, Generation]:
     """A reference brings its generation; a bare handle means any, unless one is given (draft 5.1)."""
     handle = block.handle if isinstance(block, BlockRef) else block
     if isinstance(block, BlockRef) and not generation:

@@ -7,7 +7,8 @@ keeps to the credits, registers memory for one request alone where no region of 
 before it says how the request ended.
 
 A target that breaks the protocol has its stream ended, which says so with `PeerMisbehaved` as its reason. When the stream
-ends, for whatever reason, batches that are not done become done: what was not answered is LOST.
+ends, for whatever reason, batches that are not done become done: what was not answered is LOST. Its `StreamEnded` alone
+says so.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ impl Requester {
         py: Python<'_>,
         opcode: u8,
         flags: u16,
-        generation: u16,
+        generation: &Bound<'_, PyAny>,
         blocks: &Bound<'_, PyAny>,
         buffers: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<u64> {
@@ -128,7 +128,7 @@ impl Requester {
         py: Python<'py>,
         opcode: u8,
         flags: u16,
-        generation: u16,
+        generation: &Bound<'_, PyAny>,
         blocks: &Bound<'py, PyAny>,
         buffers: Option<&Bound<'py, PyAny>>,
         timeout_s: f64,
@@ -149,13 +149,14 @@ impl Requester {
         py: Python<'_>,
         opcode: u8,
         flags: u16,
-        generation: u16,
+        generation: &Bound<'_, PyAny>,
         block: &Bound<'_, PyAny>,
         buffer: Option<&Bound<'_, PyAny>>,
         timeout_s: f64,
     ) -> PyResult<Ran<(Record, Option<String>)>> {
         let kind = kind_of(opcode)?;
-        let asked = vec![self.asked(kind, generation, block, buffer)?];
+        let generation = number(generation).ok_or_else(|| unprepared(py))?;
+        let asked = vec![self.one_asked(kind, generation, block, buffer)?];
         let (number, outcomes) = self.submit_and_wait(py, kind, flags, asked, timeout_s)?;
         let Some(outcome) = outcomes.and_then(|outcomes| outcomes.into_iter().next()) else {
             return Ok(Ran::NotDone(number));
@@ -210,30 +211,32 @@ impl Requester {
     fn all_asked(
         &self,
         kind: Kind,
-        generation: Generation,
+        generation: &Bound<'_, PyAny>,
         blocks: &Bound<'_, PyAny>,
         buffers: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Vec<Asked>> {
+        let generation = number(generation).ok_or_else(|| unprepared(blocks.py()))?;
         let mut buffers = buffers.map(|buffers| buffers.try_iter()).transpose()?;
         let mut asked = Vec::with_capacity(blocks.len()?);
         for block in blocks.try_iter()? {
             let buffer = buffers.as_mut().and_then(Iterator::next).transpose()?;
-            asked.push(self.asked(kind, generation, &block?, buffer.as_ref())?);
+            asked.push(self.one_asked(kind, generation, &block?, buffer.as_ref())?);
         }
         Ok(asked)
     }
 
-    fn asked(
+    fn one_asked(
         &self,
         kind: Kind,
         generation: Generation,
         block: &Bound<'_, PyAny>,
         buffer: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Asked> {
-        let (handle, of_block) = named(block)?;
+        let (handle, of_block) = named(kind, block)?;
         let memory = match buffer {
+            _ if kind == Kind::Free => Memory::empty(),
             Some(buffer) => self.memory_of(kind, buffer)?,
-            None => Memory::empty(),
+            None => return Err(unprepared(block.py())),
         };
         Ok(Asked {
             handle,
@@ -283,31 +286,31 @@ fn kind_of(opcode: u8) -> PyResult<Kind> {
 }
 
 /// The handle, None if the session is to choose one, and the generation of a reference, 0 otherwise.
-fn named(block: &Bound<'_, PyAny>) -> PyResult<(Option<Handle>, Generation)> {
+fn named(kind: Kind, block: &Bound<'_, PyAny>) -> PyResult<(Option<Handle>, Generation)> {
     static BLOCK_REF: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let py = block.py();
-    if block.is_none() {
+    if block.is_none() && kind == Kind::AllocStore {
         return Ok((None, 0));
     }
-    if block.is_instance_of::<PyInt>() {
-        return Ok((Some(block.extract().map_err(|_| unprepared(py))?), 0));
+    if let Some(handle) = number(block) {
+        return Ok((Some(handle), 0));
     }
     let class = BLOCK_REF.import(py, "kbtp.types", "BlockRef")?;
     if !block.is_instance(class)? {
         return Err(unprepared(py));
     }
-    let number = |value: Bound<'_, PyAny>| {
-        if value.is_instance_of::<PyInt>() {
-            value.extract::<u64>().ok()
-        } else {
-            None
-        }
-    };
-    let handle = number(block.getattr(intern!(py, "handle"))?).ok_or_else(|| unprepared(py))?;
-    let generation = number(block.getattr(intern!(py, "generation"))?)
-        .and_then(|generation| Generation::try_from(generation).ok())
-        .ok_or_else(|| unprepared(py))?;
+    let handle = number(&block.getattr(intern!(py, "handle"))?).ok_or_else(|| unprepared(py))?;
+    let generation = number(&block.getattr(intern!(py, "generation"))?).ok_or_else(|| unprepared(py))?;
     Ok((Some(handle), generation))
+}
+
+/// None for what is no integer, or does not fit.
+fn number<'py, N: FromPyObjectOwned<'py>>(value: &Bound<'py, PyAny>) -> Option<N> {
+    if value.is_instance_of::<PyInt>() {
+        value.extract().ok()
+    } else {
+        None
+    }
 }
 
 fn record_of(outcome: &Outcome) -> Record {

@@ -202,6 +202,9 @@ pub(crate) struct Initiator {
 impl Initiator {
     fn submit(&mut self, core: &mut Core, kind: Kind, flags: RequestFlag, asked: Vec<Asked>, reported: bool) -> u64 {
         let batch = lock(&self.batches).open(asked.len(), reported);
+        if asked.is_empty() && reported {
+            self.report(core, batch);
+        }
         for (index, one) in asked.into_iter().enumerate() {
             let memory = one.memory;
             let claims = kind == Kind::Load && memory.length_bytes > 0;
@@ -260,7 +263,7 @@ impl Initiator {
             return Ok(Prepared::Nothing);
         }
         let length = u32::try_from(memory.length_bytes)
-            .map_err(|_| Error::misuse(format!("length: {} is more than 2^32-1 octets", memory.length_bytes)))?;
+            .map_err(|_| Error::misuse(format!("length: {} is not an unsigned integer of 32 bits", memory.length_bytes)))?;
         if kind.stores() && memory.length_bytes <= self.inline_max_bytes {
             return memory.copy(core, length).map(Prepared::Inline);
         }
@@ -306,12 +309,16 @@ impl Initiator {
             }
             table.memories.bury(buffer);
         }
-        if lock(&self.batches).end(item, outcome) {
-            core.report(Event::BatchDone {
-                stream: self.stream,
-                batch: item.batch,
-            });
+        // Of what is lost with the stream, the stream's end is the report.
+        let told = outcome == Outcome::Lost;
+        if lock(&self.batches).end(item, outcome) && !told {
+            self.report(core, item.batch);
         }
+    }
+
+    fn report(&self, core: &mut Core, batch: u64) {
+        let stream = self.stream;
+        core.report(Event::BatchDone { stream, batch });
     }
 }
 
