@@ -179,7 +179,6 @@ class Requester:
         generation: int,
         blocks: Sequence[BlockRef | int | None],
         buffers: Sequence[object] | None,
-        /,
     ) -> int: ...
     def run(
         self,
@@ -189,7 +188,6 @@ class Requester:
         blocks: Sequence[BlockRef | int | None],
         buffers: Sequence[object] | None,
         timeout_s: float,
-        /,
     ) -> Taken | int: ...
     def run_one(
         self,
@@ -199,9 +197,8 @@ class Requester:
         block: BlockRef | int | None,
         buffer: object,
         timeout_s: float,
-        /,
     ) -> TakenOne | int: ...
-    def take(self, batch: int, /) -> Taken | None: ...
+    def take(self, number: int) -> Taken | None: ...
 
 @final
 class Listener:

@@ -97,14 +97,13 @@ def named(block: BlockRef | Handle | None, generation: Generation) -> tuple[Hand
     handle = block.handle if isinstance(block, BlockRef) else block
     if isinstance(block, BlockRef) and not generation:
         generation = block.generation
-    _check_field("handle", handle, 64)
-    _check_field("generation", generation, 16)
-    return handle, generation
+    return _number("handle", handle, 64), _number("generation", generation, 16)
 
 
-def _check_field(label: str, value: object, bits: int) -> None:
+def _number(label: str, value: object, bits: int) -> int:
     if not isinstance(value, int) or not 0 <= value < 1 << bits:
         raise ApiMisuse(f"{label} {value!r}: expected a BlockRef or an integer of {bits} bits")
+    return value
 
 
 def no_handle(count: int) -> KbtpError:

@@ -119,8 +119,8 @@ class RnicCarrier:
             except ApiMisuse as error:
                 wrong[place] = error
             else:
-                named = operation.handle is not None
-                blocks.append(BlockRef(operation.handle, operation.generation, 0) if named else None)
+                handle = operation.handle
+                blocks.append(None if handle is None else BlockRef(handle, operation.generation, 0))
         return blocks, buffers, wrong
 
     # --- how they ended ------------------------------------------------------------------------

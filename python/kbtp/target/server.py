@@ -27,6 +27,7 @@ from kbtp.target.identity import Identity
 from kbtp.target.session import Session
 from kbtp.target.target import Target
 from kbtp.verbs.api import (
+    BatchDone,
     Access,
     Channel,
     ConnectRequest,
@@ -235,8 +236,8 @@ class Server:
         self._perform()
 
     def _dispatch(self, event: Event, now_s: float) -> None:
-        if isinstance(event, Established | Rejected):
-            return  # answers to a `connect`, which a target never does
+        if isinstance(event, Established | Rejected | BatchDone):
+            return  # answers to a `connect` or a request, which a target never does
         try:
             if isinstance(event, StreamEnded):
                 self._stream_ended(event, now_s)

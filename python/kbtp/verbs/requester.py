@@ -1,14 +1,14 @@
 """What an RNIC offers that carries an initiator's requests by itself, and what it needs for it.
 
-`Capabilities.carries_requests` says that its streams are `CarryingStream`s. A session is opened as with any RNIC; after
-HELLO_ACK, its receive buffer posted again, `carry` gives the RNIC what it needs to know. From then on the target's messages
-do not come out of `poll` any more: whole batches of requests go in and records of how they ended come out. The RNIC
-keeps to the credits, registers memory for one request alone where no region of the caller's covers it, and revokes it
-before it says how the request ended.
+Its streams are `CarryingStream`s. A session is opened as with any RNIC; after HELLO_ACK, its receive buffer posted
+again, `carry` gives the RNIC what it needs to know. From then on the target's messages do not come out of `poll` any
+more: whole batches of requests go in and records of how they ended come out. The RNIC keeps to the credits, registers
+memory for one request alone where no region of the caller's covers it, and revokes it before it says how the request
+ended.
 
-A target that breaks the protocol has its stream ended, which says so with `PeerMisbehaved` as its reason. When the stream
-ends, for whatever reason, batches that are not done become done: what was not answered is LOST. Its `StreamEnded` alone
-says so.
+A target that breaks the protocol has its stream ended, which says so with `PeerMisbehaved` as its reason. When the
+stream ends, for whatever reason, batches that are not done become done: what was not answered is LOST. Its
+`StreamEnded` alone says so.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class RequestGrant:
     inline_max_bytes: int
     """Data up to this length travels inside the request."""
     receives: MemoryRegion
-    """Receive buffer `slot` has `max_message_bytes` octets from `slot * max_message_bytes`, and `wr_id` = `slot`. All are
-    posted."""
+    """Receive buffer `slot` has `max_message_bytes` octets from `slot * max_message_bytes`, and `wr_id` = `slot`.
+    All are posted."""
     max_message_bytes: int
 
 
@@ -76,8 +76,8 @@ TakenOne: TypeAlias = tuple[tuple[int, int, int, int, int], str | None]
 class Requester(Protocol):
     """Carries the requests of one stream. One thread at a time.
 
-    `opcode` is LOAD, STORE, ALLOC_STORE or FREE, `flags` SEAL or ALLOW_UNSEALED, `generation` replaces those of the blocks
-    unless it is 0. There are as many buffers as blocks, or None for FREE; what they are stays as it is, and in use, until
+    `opcode` is LOAD, STORE, ALLOC_STORE or FREE, `flags` SEAL or ALLOW_UNSEALED, `generation` replaces those of the
+    blocks unless it is 0. There are as many buffers as blocks, or None for FREE; they stay as they are, and in use, until
     the batch is done. Two loads into the same memory: the second is MISUSED.
     """
 

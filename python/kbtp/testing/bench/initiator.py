@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 
 import kbtp
 from kbtp.initiator.client import Client
-from kbtp.initiator.batches import Results
-from kbtp.types import BlockRef
+from kbtp.initiator.operations import BlockRef, Result
 from kbtp.testing.bench.process import BenchFailed, Message, answer_each
 from kbtp.testing.bench.rnics import open_spinning
 from kbtp.testing.bench.workload import BlockServer, Slots, Workload

@@ -167,10 +167,11 @@ fn headers_parse_and_pack() {
 }
 
 #[test]
-fn completions_pack_to_the_octets() {
+fn completions_both_ways() {
     let mut statuses = Vec::new();
     for vector in vectors("response") {
         let Some(fields) = vector.fields.filter(|fields| fields["message"] == "COMPLETION") else {
+            assert!(Completion::parse(&vector.hex).is_err(), "{}", vector.name);
             continue;
         };
         let field = |name: &str| fields[name].as_u64().unwrap();
@@ -185,6 +186,7 @@ fn completions_pack_to_the_octets() {
             data_length: field("data_length") as u32,
             block_offset: field("block_offset"),
         };
+        assert_eq!(Completion::parse(&vector.hex), Ok(completion), "{}", vector.name);
         let packed = vector.packed.unwrap_or(vector.hex);
         assert_eq!(completion.pack()[..], packed, "{}", vector.name);
         statuses.push(status);

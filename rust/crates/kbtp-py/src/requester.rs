@@ -265,7 +265,9 @@ impl Requester {
         }
         match self.0.registered(kind, extent.address, extent.length_bytes) {
             Some(memory) => Ok(memory),
-            None => kept(buffer, extent).map(Memory::unregistered).ok_or_else(|| unprepared(py)),
+            None => kept(buffer, extent)
+                .map(Memory::unregistered)
+                .ok_or_else(|| unprepared(py)),
         }
     }
 }

@@ -262,22 +262,26 @@ impl Initiator {
         if kind == Kind::Free {
             return Ok(Prepared::Nothing);
         }
-        let length = u32::try_from(memory.length_bytes)
-            .map_err(|_| Error::misuse(format!("length: {} is not an unsigned integer of 32 bits", memory.length_bytes)))?;
+        let length = u32::try_from(memory.length_bytes).map_err(|_| {
+            Error::misuse(format!(
+                "length: {} is not an unsigned integer of 32 bits",
+                memory.length_bytes
+            ))
+        })?;
         if kind.stores() && memory.length_bytes <= self.inline_max_bytes {
             return memory.copy(core, length).map(Prepared::Inline);
         }
-        let (region, offset, alone) = match &mut memory.place {
+        let (region, offset, alone): (&Region, _, _) = match &mut memory.place {
             // No octet goes through it (profile 8.7).
             Place::Nowhere => return Ok(Prepared::Described(DataDescriptor::default(), false)),
-            Place::Registered(region, offset) => (&*check_valid(region)?, *offset, false),
+            Place::Registered(region, offset) => (check_valid(region)?, *offset, false),
             Place::Own(buffer, region) => {
                 let mut table = lock(&core.device.table);
                 if let Some(former) = region.take() {
                     table.forget(former.shared.id); // an earlier try with another handle
                 }
                 let registered = table.register(buffer.share(), kind.access(), &self.pd, Some(self.view), 0)?;
-                (&*region.insert(registered), 0, true)
+                (region.insert(registered), 0, true)
             }
         };
         let (stag, to) = (region.stag(), region.base_to() + offset);
@@ -431,7 +435,10 @@ impl StreamState {
             return Some(completion);
         };
         if completion.opcode != WcOpcode::Recv {
-            self.answer_misbehaved(core, PeerMisbehaved::new(TerminateCause::RdmapUnspecified, "no COMPLETION came"));
+            self.answer_misbehaved(
+                core,
+                PeerMisbehaved::new(TerminateCause::RdmapUnspecified, "no COMPLETION came"),
+            );
             return None;
         }
         let buffer = Span {

@@ -92,7 +92,10 @@ impl Requester {
     /// `Error::ApiMisuse` if the channel is closed.
     pub fn submit(&self, kind: Kind, flags: RequestFlag, asked: Vec<Asked>, reported: bool) -> Result<u64, Error> {
         let count = asked.len();
-        match self.stream.with(|stream, core| stream.submit(core, kind, flags, asked, reported)) {
+        match self
+            .stream
+            .with(|stream, core| stream.submit(core, kind, flags, asked, reported))
+        {
             Some(submitted) => submitted,
             None => Ok(lock(&self.batches).open_lost(count)),
         }

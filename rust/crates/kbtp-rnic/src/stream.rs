@@ -1,8 +1,8 @@
 //! One RDMAP stream as its owner sees it.
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 
 use kbtp_proto::stag::StreamId as ViewId;
 use kbtp_proto::types::TerminateCause;

@@ -16,7 +16,12 @@ impl Destinations {
     /// Hold `start` up to `end`; false, with nothing held, if any of it is held already.
     pub fn claim(&mut self, start: usize, end: usize) -> bool {
         // Ranges are disjoint, so the last one that starts before `end` ends last of all these.
-        if self.ends.range(..end).next_back().is_some_and(|(_, &held)| held > start) {
+        if self
+            .ends
+            .range(..end)
+            .next_back()
+            .is_some_and(|(_, &held)| held > start)
+        {
             return false;
         }
         self.ends.insert(start, end);

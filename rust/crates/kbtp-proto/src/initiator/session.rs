@@ -191,7 +191,9 @@ impl<C> Session<C> {
         };
         if completion.handle != request.handle {
             let (named, asked) = (completion.handle, request.handle);
-            return Err(misbehaved(format!("COMPLETION names handle {named}, asked was {asked}")));
+            return Err(misbehaved(format!(
+                "COMPLETION names handle {named}, asked was {asked}"
+            )));
         }
         let success = completion.status == Status::Success;
         if request.operation.kind == Kind::Load && success && completion.data_length > request.length_bytes {
