@@ -13,6 +13,7 @@ pub mod fpdu;
 pub mod limits;
 pub mod memory;
 pub mod mpa;
+pub mod own_maps;
 pub mod rdmap;
 pub mod stag;
 pub mod stream;

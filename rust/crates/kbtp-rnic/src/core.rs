@@ -4,19 +4,23 @@
 //!
 //! 1. the channel's (`ChannelShared`), around everything below;
 //! 2. a block store's (`SharedBlocks`), around one step of a sequence;
-//! 3. the device's (`DeviceShared::table`), around STags and registered octets.
+//! 3. the device's (`DeviceShared::table`), around STags and registered octets: event loops hold it side by side, for
+//!    reading, around system calls too; who registers or revokes waits for them, alone. What is changed by readers (STags of
+//!    sinks, the source of randomness, the list of what nothing holds any more, staging memory) has a lock of its own each,
+//!    taken last and alone.
 //!
 //! The lists of channels, of offloaded streams and of commands, the slot of the poller and an outbox are locked alone, or
 //! last. No lock is held while `poll` waits, while a log
 //! record is written and while a keepalive is dropped, since each of these may run foreign code.
 
-use std::collections::HashMap;
 use std::mem;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use kbtp_proto::limits;
+use kbtp_proto::own_maps::OwnMap;
+use kbtp_proto::stream::Outgoing;
 
 use crate::api::Event;
 use crate::crew::{Crew, Outbox};
@@ -159,9 +163,11 @@ pub(crate) struct Core {
     pub(crate) me: Weak<ChannelShared>,
     pub(crate) timers: Timers,
     /// Whoever is at work takes itself out, and puts itself back if it goes on.
-    pub(crate) sources: HashMap<Token, Source>,
+    pub(crate) sources: OwnMap<Token, Source>,
     /// Shared by all sockets: nobody keeps octets in it beyond one turn.
     pub(crate) staging: Vec<u8>,
+    /// Empty, and shared by all streams: where the next FPDUs are built.
+    pub(crate) outgoing: Outgoing,
     poller: Arc<Poller>,
     events: Vec<Event>,
     /// Connect requests that are rejected unless they are answered before the next `poll`.
@@ -188,8 +194,9 @@ impl Core {
             device,
             me,
             timers: Timers::default(),
-            sources: HashMap::new(),
+            sources: OwnMap::default(),
             staging: vec![0; limits::RNIC_READ_BUFFER_BYTES],
+            outgoing: Outgoing::default(),
             poller,
             events: Vec::new(),
             questions: Vec::new(),

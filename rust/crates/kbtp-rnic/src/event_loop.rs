@@ -4,12 +4,13 @@
 //! made for portability that is of no use here.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::BinaryHeap;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use kbtp_proto::own_maps::OwnMap;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 /// Names one thing that has a socket or a timer. Never used again, so that a late readiness finds nobody.
@@ -190,7 +191,7 @@ pub(crate) struct TimerId(u64);
 #[derive(Debug, Default)]
 pub(crate) struct Timers {
     heap: BinaryHeap<Reverse<(Instant, TimerId)>>,
-    running: HashMap<TimerId, Token>,
+    running: OwnMap<TimerId, Token>,
     started: u64,
 }
 

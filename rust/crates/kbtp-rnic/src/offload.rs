@@ -125,24 +125,24 @@ struct Memory<'a>(&'a DeviceShared);
 
 impl SessionMemory for Memory<'_> {
     fn read(&self, span: Span, into: &mut [u8]) {
-        RegisteredOctets(&lock(&self.0.table).memories).read_into(span, into);
+        RegisteredOctets(&self.0.table().memories).read_into(span, into);
     }
 
     fn copy(&mut self, from: Span, to: Span) {
-        lock(&self.0.table).memories.copy(from, to);
+        self.0.table().memories.copy(from, to);
     }
 
     fn allocate(&mut self, length_bytes: u32) -> Option<Span> {
         let buffer = Buffer::try_zeroed(length_bytes as usize)?;
         Some(Span {
-            region: lock(&self.0.table).memories.insert(buffer),
+            region: self.0.table_mut().memories.insert(buffer, false),
             offset: 0,
             len: length_bytes,
         })
     }
 
     fn release(&mut self, staging: Span) {
-        lock(&self.0.table).memories.release(staging.region);
+        self.0.table().memories.release(staging.region);
     }
 }
 
@@ -315,7 +315,7 @@ impl StreamState {
         let Some(offload) = &mut self.offload else { return };
         match action {
             Action::Write { task, source, stag, to } => {
-                let payload = Payload::from_iter([Piece::Span(source)]);
+                let payload = Payload::from_iter([Piece::Still(source)]);
                 let (wr_id, owner) = (task.0, WorkOwner::Write(task));
                 self.post_work(
                     core,
@@ -341,7 +341,7 @@ impl StreamState {
             Action::ForeignRead { key } => {
                 if let Some((work, _, region)) = offload.foreign_reads.remove(&key) {
                     self.post_work(core, work, Some(region), WorkOwner::CallersRead);
-                    lock(&core.device.table).memories.release(region); // held while it waited
+                    core.device.table().memories.release(region); // held while it waited
                 }
             }
             Action::Send {
@@ -387,7 +387,7 @@ impl StreamState {
         };
         if operation.iwarp.post(work).is_ok() {
             if let Some(region) = region {
-                lock(&core.device.table).memories.hold(region);
+                core.device.table().memories.hold(region);
             }
             self.held_work.push_back(HeldWork {
                 regions: region.into_iter().collect(),
@@ -406,7 +406,7 @@ impl StreamState {
             len: offload.max_message_bytes,
         };
         if operation.iwarp.post_receive(slot, buffer).is_ok() {
-            lock(&core.device.table).memories.hold(buffer.region);
+            core.device.table().memories.hold(buffer.region);
             self.held_receives.push_back(buffer.region);
         }
     }
@@ -484,7 +484,7 @@ impl StreamState {
         }
         let mut waiting: Vec<_> = offload.foreign_reads.into_iter().collect();
         waiting.sort_unstable_by_key(|(key, _)| *key);
-        let mut table = lock(&core.device.table);
+        let table = core.device.table();
         waiting
             .into_iter()
             .map(|(_, (_, wr_id, region))| {

@@ -14,6 +14,7 @@ use std::io;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
+use std::time::Instant;
 
 use kbtp_proto::limits;
 use kbtp_proto::memory::{RegionId, Span};
@@ -26,7 +27,7 @@ use smallvec::SmallVec;
 use crate::api::{Event, Recv, StreamId, WorkRequest};
 use crate::completions::{completion_of, flushed, flushed_receive};
 use crate::connector::{Connector, Step};
-use crate::core::{Core, lock};
+use crate::core::Core;
 use crate::device::Pd;
 use crate::error::{EndReason, Error, error_text};
 use crate::event_loop::{TimerId, Token};
@@ -126,7 +127,7 @@ impl StreamState {
         ird: u16,
         ord: u16,
     ) -> Result<Self, Error> {
-        let id = lock(&core.device.table).open_view(pd.id)?;
+        let id = core.device.table_mut().open_view(pd.id)?;
         let facts = Facts {
             id: StreamId(token),
             pd: pd.clone(),
@@ -190,7 +191,7 @@ impl StreamState {
         };
         let mut foreign_reads = Vec::new();
         {
-            let mut table = lock(&core.device.table);
+            let table = core.device.table();
             let ord = self.facts.ord.load(Ordering::Relaxed);
             let view = &self.facts.view;
             let works: Vec<Work> = requests
@@ -225,7 +226,7 @@ impl StreamState {
 
     pub(crate) fn post_recv(&mut self, core: &mut Core, receives: &[Recv]) -> Result<(), Error> {
         let buffers = {
-            let mut table = lock(&core.device.table);
+            let table = core.device.table();
             let buffers = receive_buffers(receives, &self.facts.view)?;
             for (_, span) in &buffers {
                 table.memories.hold(span.region);
@@ -290,7 +291,7 @@ impl StreamState {
     /// It never was: the ULP has not seen it.
     pub(crate) fn discard(&mut self, core: &mut Core) {
         self.set_state(State::Ended);
-        lock(&core.device.table).close_view(self.facts.view.id);
+        core.device.table_mut().close_view(self.facts.view.id);
         self.release_all(core);
     }
 
@@ -428,7 +429,7 @@ impl StreamState {
                 return;
             }
         };
-        let waits = |operation: &Operation| turn_is_over || operation.link.has_unsent();
+        let waits = |operation: &Operation| turn_is_over || operation.has_unsent();
         if self.operation.as_ref().is_some_and(|operation| !waits(operation)) {
             self.take_silence(core);
         }
@@ -441,17 +442,21 @@ impl StreamState {
     /// True if it ended only because others should have a turn.
     fn send_turn(&mut self, core: &mut Core) -> io::Result<bool> {
         let mut budget_bytes = limits::RNIC_PUMP_MAX_BYTES;
+        let now = Instant::now();
         while let Some(operation) = self.operation.as_mut() {
-            operation.link.send_queued()?;
-            if !operation.has_to_send() {
+            if !operation.has_unsent() && !operation.has_to_send() {
                 return Ok(false);
             }
             if budget_bytes == 0 {
                 return Ok(true);
             }
-            let result = operation.send_batch(&core.device);
+            let result = operation.send_batch(&core.device, &mut core.outgoing, now);
+            let full = operation.has_unsent();
             self.take_events(core);
             budget_bytes = budget_bytes.saturating_sub(result?);
+            if full {
+                return Ok(false);
+            }
         }
         Ok(false)
     }
@@ -494,7 +499,7 @@ impl StreamState {
             }
         }
         if !released.is_empty() {
-            let mut table = lock(&core.device.table);
+            let table = core.device.table();
             released.into_iter().for_each(|region| table.memories.release(region));
         }
     }
@@ -508,7 +513,7 @@ impl StreamState {
                     format!("{peer} ended the stream with Terminate {info}"),
                 );
                 if let Some(operation) = self.operation.as_mut() {
-                    operation.link.drop_unsent();
+                    operation.drop_unsent();
                 }
                 let message = format!("{peer} ended the stream: {info}");
                 let reason = EndReason::ConnectionLost {
@@ -617,7 +622,7 @@ impl StreamState {
             return;
         }
         self.set_state(State::Ended);
-        lock(&core.device.table).close_view(self.facts.view.id);
+        core.device.table_mut().close_view(self.facts.view.id);
         core.timers.cancel(&mut self.timer);
         if let Some(connector) = self.connector.take() {
             connector.close_now(core);
@@ -674,7 +679,7 @@ impl StreamState {
     }
 
     fn release_all(&mut self, core: &mut Core) {
-        let mut table = lock(&core.device.table);
+        let table = core.device.table();
         let of_work = self.held_work.drain(..).flat_map(|held| held.regions);
         for region in of_work.chain(self.held_receives.drain(..)) {
             table.memories.release(region);
