@@ -7,7 +7,8 @@
 //!
 //! The target is this program once more, with the verb `serve`; a session is offloaded as HELLO's answer would do it.
 //! Rounds of both take turns. Only the calls are timed; what comes back is compared, and so is what the target holds.
-//! `only=load-4096-1` measures one cell, `threads=N` gives the target so many event loops. Where there are two
+//! `only=load-4096-1` measures one cell, `threads=N` gives the target so many event loops, `under="valgrind --tool=callgrind"`
+//! starts it under another program. Where there are two
 //! processors and `taskset`, target and initiator have one each.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a tool for people: what fails shows")]
 
@@ -566,7 +567,16 @@ fn best(rounds: &[Figures]) -> Figures {
 
 fn compare(settings: &Settings, block_bytes: usize, cells: &[Cell]) {
     let (spin_us, seconds) = (settings.number("spin_us", 0), settings.number("ms", 500) as f64 / 1e3);
-    let mut command = Command::new(env::current_exe().unwrap());
+    let program = env::current_exe().unwrap();
+    let mut command = match settings.0.get("under") {
+        None => Command::new(program),
+        Some(other) => {
+            let mut words = other.split(' ');
+            let mut command = Command::new(words.next().unwrap());
+            command.args(words).arg(program);
+            command
+        }
+    };
     let threads = settings.number("threads", 1).to_string();
     command.args(["serve", &spin_us.to_string(), &block_bytes.to_string(), &threads]);
     let target = Server::start(command);

@@ -87,6 +87,7 @@ impl ChannelShared {
         let (result, logs) = {
             let mut core = lock(&self.core);
             let core = core.as_mut()?;
+            core.now = Instant::now();
             let result = act(core);
             if let Some(outbox) = &self.outbox {
                 outbox.push(&mut core.events);
@@ -161,6 +162,8 @@ pub(crate) enum Source {
 pub(crate) struct Core {
     pub(crate) device: Arc<DeviceShared>,
     pub(crate) me: Weak<ChannelShared>,
+    /// When this hold of the lock began: the time of all that happens under it.
+    pub(crate) now: Instant,
     pub(crate) timers: Timers,
     /// Whoever is at work takes itself out, and puts itself back if it goes on.
     pub(crate) sources: OwnMap<Token, Source>,
@@ -193,6 +196,7 @@ impl Core {
         Self {
             device,
             me,
+            now: Instant::now(),
             timers: Timers::default(),
             sources: OwnMap::default(),
             staging: vec![0; limits::RNIC_READ_BUFFER_BYTES],

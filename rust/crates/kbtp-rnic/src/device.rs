@@ -19,6 +19,7 @@ use crate::error::Error;
 use crate::memory::{Buffer, Memories, RegisteredOctets, Unheld};
 use crate::offload::Offloaded;
 use crate::options::Options;
+use crate::staging::Staging;
 use crate::stream::Stream;
 use smallvec::SmallVec;
 
@@ -39,6 +40,7 @@ pub(crate) struct DeviceShared {
     /// other; never twice in one thread, since a writer may have come to wait in between.
     table: RwLock<Table>,
     unheld: Arc<Unheld>,
+    pub(crate) staging: Staging,
     channels: Mutex<Vec<Weak<ChannelShared>>>,
     /// Locked last.
     pub(crate) offloaded: Mutex<Offloaded>,
@@ -283,6 +285,7 @@ impl Device {
                 options,
                 unheld: Arc::clone(table.memories.unheld()),
                 table: RwLock::new(table),
+                staging: Staging::default(),
                 channels: Mutex::new(Vec::new()),
                 offloaded: Mutex::new(Offloaded::default()),
                 punts: PuntCounters::default(),
