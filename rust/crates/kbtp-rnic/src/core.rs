@@ -40,6 +40,9 @@ pub(crate) const LONGEST_TIMER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// What epoll takes for certain; whoever waits goes round again for more.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
+/// Looks at the socket of the stream that was busy last between two at all of them, while a loop spins.
+const PROBES: usize = 8;
+
 pub(crate) const LOG_TARGET: &str = "kbtp.rnic";
 
 /// Lock whatever a panic in another thread has left: every state here is whole between two statements that matter.
@@ -176,6 +179,10 @@ pub(crate) struct Core {
     /// Connect requests that are rejected unless they are answered before the next `poll`.
     questions: Vec<Token>,
     logs: Vec<(log::Level, String)>,
+    /// Events were reaped without a look at the sockets; not twice in a row.
+    hurried: bool,
+    /// The stream that octets came for last: while the loop spins, its socket is looked at first.
+    pub(crate) busy_stream: Option<Token>,
     /// Somebody is within `poll`, which may be waiting.
     polling: bool,
     /// Somebody is at work here, and looks at the events afterwards.
@@ -205,6 +212,8 @@ impl Core {
             events: Vec::new(),
             questions: Vec::new(),
             logs: Vec::new(),
+            hurried: false,
+            busy_stream: None,
             polling: false,
             in_turn: false,
             commands,
@@ -313,6 +322,35 @@ impl Core {
         self.in_turn = false;
     }
 
+    /// Reap events of what the owner posted, if there are any, and if the sockets had their turn since the last time.
+    pub(crate) fn reap_at_once(&mut self, into: &mut Vec<Event>) -> bool {
+        self.hurried = !self.hurried && !self.events.is_empty();
+        if self.hurried {
+            self.reap(into);
+        }
+        self.hurried
+    }
+
+    /// Look for octets on the stream that they came for last, some times, which is faster than to ask which sockets are
+    /// ready; true if something came of it.
+    pub(crate) fn probe(&mut self) -> bool {
+        self.in_turn = true;
+        let mut came = false;
+        for _ in 0..PROBES {
+            let Some(token) = self.busy_stream.take() else { break };
+            let lives = self
+                .with_stream(token, |stream, core| stream.on_ready(core, true))
+                .is_some();
+            came = self.busy_stream.is_some() || !self.events.is_empty();
+            if came {
+                break;
+            }
+            self.busy_stream = lives.then_some(token);
+        }
+        self.in_turn = false;
+        came
+    }
+
     pub(crate) fn next_timeout(&mut self) -> Option<Duration> {
         if !self.events.is_empty() {
             return Some(Duration::ZERO);
@@ -322,9 +360,7 @@ impl Core {
 
     /// How long until the next timer is due.
     pub(crate) fn next_timer(&mut self) -> Option<Duration> {
-        self.timers
-            .next()
-            .map(|at| at.saturating_duration_since(Instant::now()))
+        self.timers.next().map(|at| at.saturating_duration_since(self.now))
     }
 
     /// One round over what is ready and due; true if there is something to reap.
@@ -343,8 +379,7 @@ impl Core {
         for (token, readable) in ready.sockets() {
             self.dispatch(token, readable);
         }
-        let now = Instant::now();
-        while let Some((timer, token)) = self.timers.pop_due(now) {
+        while let Some((timer, token)) = self.timers.pop_due(self.now) {
             self.fire(timer, token);
         }
         self.in_turn = false;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+use std::time::Duration;
 
 use kbtp_proto::limits;
 use kbtp_proto::memory::{Octets, RegionId, Span, StreamMemory};
@@ -16,6 +17,7 @@ use crate::channel::Channel;
 use crate::core::{ChannelShared, lock};
 use crate::crew::Crew;
 use crate::error::Error;
+use crate::event_loop::one_processor;
 use crate::memory::{Buffer, Memories, RegisteredOctets, Unheld};
 use crate::offload::Offloaded;
 use crate::options::Options;
@@ -36,6 +38,8 @@ type Random = Box<dyn FnMut() -> u32 + Send>;
 
 pub(crate) struct DeviceShared {
     pub(crate) options: Options,
+    /// As in the options, and zero where it would only keep the peer from the one processor there is.
+    pub(crate) spin: Duration,
     /// The device's lock; see `core` for the order. I/O holds it for reading, so that event loops do not wait for each
     /// other; never twice in one thread, since a writer may have come to wait in between.
     table: RwLock<Table>,
@@ -282,6 +286,7 @@ impl Device {
         };
         Self {
             shared: Arc::new(DeviceShared {
+                spin: if one_processor() { Duration::ZERO } else { options.spin },
                 options,
                 unheld: Arc::clone(table.memories.unheld()),
                 table: RwLock::new(table),

@@ -5,9 +5,11 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use kbtp_proto::own_maps::OwnMap;
@@ -24,6 +26,14 @@ static NEXT_TOKEN: AtomicU64 = AtomicU64::new(WAKE + 1);
 /// Unique in the process, so that it can name a stream of any channel.
 pub(crate) fn new_token() -> Token {
     NEXT_TOKEN.fetch_add(1, Ordering::Relaxed)
+}
+
+/// The machine has one processor, whichever of several this process may use: its peers have others.
+pub(crate) fn one_processor() -> bool {
+    match fs::read_to_string("/sys/devices/system/cpu/online") {
+        Ok(list) => !list.contains(['-', ',']),
+        Err(_) => thread::available_parallelism().is_ok_and(|count| count.get() == 1),
+    }
 }
 
 /// How many sockets one wait reports at most; the others come with the next.

@@ -21,12 +21,13 @@ use crate::device::DeviceShared;
 use crate::memory::{PARTS_MAX, RegisteredOctets, receive_into, send_parts};
 use crate::tcp::Link;
 
-/// Read behind a payload that goes straight to its place: the end of its FPDU and the header of the next.
-const PREFETCH_BYTES: usize = 128;
+/// Read behind a payload that goes straight to its place: the end of its FPDU, the short ones that follow, and the header
+/// of the next long one, so that a stream of these takes one read each.
+const PREFETCH_BYTES: usize = 4096;
 
-/// Read into the staging buffer at first. More only while that fills up with short FPDUs: of a long one everything
-/// that is read here has to be copied once more.
-const APPETITE_BYTES: usize = 16 * 1024;
+/// Read into the staging buffer at first: a block of 4 KiB and its COMPLETION. More only while that fills up with short
+/// FPDUs: of a long one everything that is read here has to be copied once more.
+const APPETITE_BYTES: usize = 8 * 1024;
 const APPETITE_GROWTH: usize = 4;
 
 /// Parts that one more FPDU adds, if it is sent from where it lies: head, one or two spans, tail.
@@ -119,13 +120,13 @@ impl Operation {
         let staged = staging.get(..bytes.saturating_sub(direct_bytes)).unwrap_or_default();
         self.iwarp.receive(staged, memory, octets);
         let more = bytes == direct_bytes + staging.len();
-        let grows = more && direct.is_none() && self.iwarp.direct(memory).is_none();
-        self.appetite_bytes = if grows {
-            self.appetite_bytes.saturating_mul(APPETITE_GROWTH)
-        } else {
-            APPETITE_BYTES
+        let long_bytes = self.iwarp.direct(memory).map_or(0, |span| span.len as usize);
+        if long_bytes >= APPETITE_BYTES {
+            self.appetite_bytes = APPETITE_BYTES;
+        } else if more && direct.is_none() {
+            let grown_bytes = self.appetite_bytes.saturating_mul(APPETITE_GROWTH);
+            self.appetite_bytes = grown_bytes.min(limits::RNIC_READ_BUFFER_BYTES);
         }
-        .min(limits::RNIC_READ_BUFFER_BYTES);
         Ok(Received::Octets { bytes, more })
     }
 

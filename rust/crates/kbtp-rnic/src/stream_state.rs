@@ -400,6 +400,7 @@ impl StreamState {
                     return;
                 }
                 Ok(Received::Octets { bytes, more }) => {
+                    core.busy_stream = Some(self.token);
                     self.take_events(core);
                     budget_bytes = budget_bytes.saturating_sub(bytes);
                     if !more || budget_bytes == 0 {
