@@ -14,7 +14,7 @@ pub mod initiator;
 pub mod limits;
 pub mod memory;
 pub mod mpa;
-pub mod numbers;
+pub mod own_maps;
 pub mod rdmap;
 pub mod stag;
 pub mod stream;

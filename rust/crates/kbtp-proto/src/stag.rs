@@ -4,17 +4,19 @@
 //! failing check names the Terminate that says so. Checks run in this order: STag known, association, TO wrap, bounds,
 //! rights.
 //!
-//! The RNIC keeps the table under a lock and holds that also while octets are copied into or out of registered memory,
-//! so that after `revoke` returns, in any thread, no octet moves through the STag, and so that atomics are atomic across
-//! all streams and channels of the RNIC (RFC 7306 5.3).
+//! The RNIC keeps the table under a lock that many may hold for reading: they hold it from the look-up of an STag until
+//! its octets are copied into or out of registered memory. `revoke` takes it for writing, so that after it returns, in any
+//! thread, no octet moves through the STag. What changes with each message (STags of sinks, a region that a peer has just
+//! invalidated) changes under the reader's lock, and has one of its own or is an atomic.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::limits::{STAG_DRAWS_MAX, STAG_HISTORY};
 use crate::memory::{RegionId, Span};
+use crate::own_maps::{OwnMap, OwnSet};
 use crate::types::{ApiMisuse, PeerMisbehaved, TerminateCause};
 
 /// One past the highest tagged offset.
@@ -81,9 +83,11 @@ pub struct Registration {
 }
 
 /// A region in the table.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Region {
     id: RegionId,
+    /// A peer has made it unusable; `revoke` follows.
+    invalidated: AtomicBool,
     address: u64,
     len: u64,
     access: Access,
@@ -124,47 +128,41 @@ const READ_CAUSES: Causes = Causes {
     bounds: TerminateCause::RdmapBaseOrBounds,
 };
 
-/// STags are random numbers that this side drew, so no peer chooses which of them share a bucket.
-#[derive(Default)]
-struct StagHasher(u64);
-
-impl Hasher for StagHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, octets: &[u8]) {
-        for &octet in octets {
-            self.write_u32(u32::from(octet));
-        }
-    }
-
-    fn write_u32(&mut self, number: u32) {
-        // An odd multiplier (2^64 by the golden ratio) brings the low bits up to where the map takes its tags from.
-        self.0 = (self.0.rotate_left(32) ^ u64::from(number)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    }
-}
-
-type StagMap<V> = HashMap<u32, V, BuildHasherDefault<StagHasher>>;
-type StagSet = HashSet<u32, BuildHasherDefault<StagHasher>>;
-
 /// All regions of one RNIC.
 #[derive(Debug)]
 pub struct StagTable {
     number: u64,
     next_number: u64,
-    regions: StagMap<Region>,
-    lent: StagSet,
-    used: StagSet,
-    /// `used`, from the oldest.
-    used_order: VecDeque<u32>,
-    history: usize,
+    regions: OwnMap<u32, Region>,
+    drawn: Mutex<Drawn>,
     /// Regions a peer may change, from address to end. They never overlap, so their ends rise with their starts.
     changes: BTreeMap<u64, u64>,
     /// Open streams of each domain that has one.
-    stream_counts: HashMap<PdId, usize>,
+    stream_counts: OwnMap<PdId, usize>,
     /// Open streams, and the STags scoped to each.
-    streams: HashMap<StreamId, StagSet>,
+    streams: OwnMap<StreamId, OwnSet<u32>>,
+}
+
+/// STags that were drawn and name no region: sinks of RDMA Reads, and used ones.
+#[derive(Debug)]
+struct Drawn {
+    lent: OwnSet<u32>,
+    used: OwnSet<u32>,
+    /// `used`, from the oldest.
+    used_order: VecDeque<u32>,
+    history: usize,
+}
+
+impl Drawn {
+    fn remember(&mut self, stag: u32) {
+        self.used.insert(stag);
+        self.used_order.push_back(stag);
+        if self.used_order.len() > self.history
+            && let Some(oldest) = self.used_order.pop_front()
+        {
+            self.used.remove(&oldest);
+        }
+    }
 }
 
 impl Default for StagTable {
@@ -186,14 +184,16 @@ impl StagTable {
         Self {
             number: NEXT_TABLE.fetch_add(1, Ordering::Relaxed),
             next_number: 0,
-            regions: StagMap::default(),
-            lent: StagSet::default(),
-            used: StagSet::default(),
-            used_order: VecDeque::new(),
-            history,
+            regions: OwnMap::default(),
+            drawn: Mutex::new(Drawn {
+                lent: OwnSet::default(),
+                used: OwnSet::default(),
+                used_order: VecDeque::new(),
+                history,
+            }),
             changes: BTreeMap::new(),
-            stream_counts: HashMap::new(),
-            streams: HashMap::new(),
+            stream_counts: OwnMap::default(),
+            streams: OwnMap::default(),
         }
     }
 
@@ -224,7 +224,7 @@ impl StagTable {
             pd,
             number: self.take_number(),
         };
-        self.streams.insert(stream, StagSet::default());
+        self.streams.insert(stream, OwnSet::default());
         *self.stream_counts.entry(pd).or_default() += 1;
         Ok(stream)
     }
@@ -294,7 +294,7 @@ impl StagTable {
                 "another valid region already lets a peer change some of these octets: revoke it first".into(),
             ));
         }
-        let stag = self.draw_stag(random_u32)?;
+        let stag = self.draw_stag(&self.drawn(), random_u32)?;
         if born_revoked {
             self.remember(stag);
             return Ok(Registered { stag, valid: false });
@@ -306,6 +306,7 @@ impl StagTable {
             stag,
             Region {
                 id,
+                invalidated: AtomicBool::new(false),
                 address,
                 len,
                 access,
@@ -322,7 +323,7 @@ impl StagTable {
 
     /// Forgets `region`, named by `stag`; idempotent. At return no octet of it can be reached through its STag.
     pub fn revoke(&mut self, stag: u32, region: RegionId) {
-        if self.is_valid(stag, region) {
+        if self.regions.get(&stag).is_some_and(|found| found.id == region) {
             self.forget(stag);
         }
     }
@@ -335,14 +336,14 @@ impl StagTable {
         }
     }
 
-    /// True until `region`, named by `stag`, is revoked.
+    /// True until `region`, named by `stag`, is revoked or invalidated.
     pub fn is_valid(&self, stag: u32, region: RegionId) -> bool {
-        self.region(stag) == Some(region)
+        self.valid_region(stag).is_some_and(|found| found.id == region)
     }
 
-    /// The valid region named `stag`.
-    pub fn region(&self, stag: u32) -> Option<RegionId> {
-        self.regions.get(&stag).map(|region| region.id)
+    fn valid_region(&self, stag: u32) -> Option<&Region> {
+        let invalidated = |region: &&Region| region.invalidated.load(Ordering::Acquire);
+        self.regions.get(&stag).filter(|region| !invalidated(region))
     }
 
     fn forget(&mut self, stag: u32) {
@@ -359,24 +360,31 @@ impl StagTable {
     }
 
     /// An STag that names no region, as the sink of one RDMA Read Response.
-    pub fn lend_stag(&mut self, random_u32: &mut dyn FnMut() -> u32) -> Result<u32, ApiMisuse> {
-        let stag = self.draw_stag(random_u32)?;
-        self.lent.insert(stag);
+    pub fn lend_stag(&self, random_u32: &mut dyn FnMut() -> u32) -> Result<u32, ApiMisuse> {
+        let mut drawn = self.drawn();
+        let stag = self.draw_stag(&drawn, random_u32)?;
+        drawn.lent.insert(stag);
         Ok(stag)
     }
 
     /// `stag` from `lend_stag` names nothing any more. Idempotent.
-    pub fn return_stag(&mut self, stag: u32) {
-        if self.lent.remove(&stag) {
-            self.remember(stag);
+    pub fn return_stag(&self, stag: u32) {
+        let mut drawn = self.drawn();
+        if drawn.lent.remove(&stag) {
+            drawn.remember(stag);
         }
     }
 
-    fn draw_stag(&self, random_u32: &mut dyn FnMut() -> u32) -> Result<u32, ApiMisuse> {
+    fn drawn(&self) -> MutexGuard<'_, Drawn> {
+        self.drawn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn draw_stag(&self, drawn: &Drawn, random_u32: &mut dyn FnMut() -> u32) -> Result<u32, ApiMisuse> {
         (0..STAG_DRAWS_MAX)
             .map(|_| random_u32())
             .find(|stag| {
-                *stag != 0 && !self.regions.contains_key(stag) && !self.lent.contains(stag) && !self.used.contains(stag)
+                let taken = self.regions.contains_key(stag) || drawn.lent.contains(stag) || drawn.used.contains(stag);
+                *stag != 0 && !taken
             })
             .ok_or_else(|| {
                 ApiMisuse(format!(
@@ -385,14 +393,8 @@ impl StagTable {
             })
     }
 
-    fn remember(&mut self, stag: u32) {
-        self.used.insert(stag);
-        self.used_order.push_back(stag);
-        if self.used_order.len() > self.history
-            && let Some(oldest) = self.used_order.pop_front()
-        {
-            self.used.remove(&oldest);
-        }
+    fn remember(&self, stag: u32) {
+        self.drawn().remember(stag);
     }
 
     fn overlaps_change(&self, start: u64, end: u64) -> bool {
@@ -454,17 +456,18 @@ impl StagTable {
     /// Refused besides an unknown or foreign STag: a region without remote rights, which no peer was ever told of,
     /// and one of the whole domain while that holds more than one stream, since the peer of one stream
     /// must not take it away from the others (RFC 5040 8.1.1 item 7).
-    pub fn invalidate(&mut self, stream: StreamId, stag: u32) -> Result<(), PeerMisbehaved> {
+    ///
+    /// Nobody finds the region any more. `revoke` it before the Send is delivered: then nobody who found it earlier moves
+    /// its octets either.
+    pub fn invalidate(&self, stream: StreamId, stag: u32) -> Result<RegionId, PeerMisbehaved> {
         let streams = self.stream_counts.get(&stream.pd).copied().unwrap_or_default();
         let reason = match self.region_for(stream, stag) {
             None => "is unknown",
             Some(region) if !region.reachable_from(stream) => "is of another stream",
             Some(region) if region.access.is_empty() => "has no remote right",
             Some(region) if region.scope.is_none() && streams > 1 => "is shared by streams",
-            Some(_) => {
-                self.forget(stag);
-                return Ok(());
-            }
+            Some(region) if region.invalidated.swap(true, Ordering::AcqRel) => "is unknown",
+            Some(region) => return Ok(region.id),
         };
         Err(PeerMisbehaved::new(
             TerminateCause::RdmapCannotInvalidate,
@@ -474,7 +477,7 @@ impl StagTable {
 
     /// A stream that has ended finds nothing.
     fn region_for(&self, stream: StreamId, stag: u32) -> Option<&Region> {
-        self.regions.get(&stag).filter(|_| self.streams.contains_key(&stream))
+        self.valid_region(stag).filter(|_| self.streams.contains_key(&stream))
     }
 
     fn reach(

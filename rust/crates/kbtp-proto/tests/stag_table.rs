@@ -126,7 +126,7 @@ fn spans_are_exactly_the_octets_asked_for() {
     assert_eq!(bench.table.place(bench.stream, stag, 105, 3), Ok(span(5, 3)));
     assert_eq!(bench.table.read_source(bench.stream, stag, 100, 16), Ok(span(0, 16)));
     assert_eq!(bench.table.atomic(bench.stream, stag, 108), Ok(span(8, 8)));
-    assert_eq!(bench.table.region(stag), Some(registration.region));
+    assert!(bench.table.is_valid(stag, registration.region));
 }
 
 // --- S1, S2: association ---
@@ -317,9 +317,21 @@ fn r31_a_peer_invalidates_what_is_its_own() {
         ..bench.registration(8, W)
     };
     let stag = bench.register(&registration);
-    assert_eq!(bench.table.invalidate(bench.stream, stag), Ok(()));
+    assert_eq!(bench.table.invalidate(bench.stream, stag), Ok(registration.region));
     assert!(!bench.table.is_valid(stag, registration.region));
     assert_eq!(bench.place(stag, 0, 1), Some(Cause::DdpInvalidStag));
+    assert!(
+        cause_of(bench.table.invalidate(bench.stream, stag)).is_some(),
+        "once is enough"
+    );
+    // Its octets are free again for another STag once it is revoked.
+    let again = Registration {
+        region: RegionId(77),
+        ..registration
+    };
+    assert!(bench.table.register(&again, &mut || 99).is_err());
+    bench.table.revoke(stag, registration.region);
+    assert!(bench.table.register(&again, &mut || 99).is_ok());
 }
 
 #[test]
@@ -330,7 +342,7 @@ fn r33_a_region_of_the_domain_is_invalidated_only_while_one_stream_has_it() {
     let refused = bench.table.invalidate(bench.stream, stag).unwrap_err();
     assert!(refused.message.ends_with("which is shared by streams"));
     bench.table.close_stream(other);
-    assert_eq!(bench.table.invalidate(bench.stream, stag), Ok(()));
+    assert_eq!(bench.table.invalidate(bench.stream, stag), Ok(region));
     assert!(!bench.table.is_valid(stag, region));
 }
 
@@ -402,7 +414,7 @@ fn a_used_stag_comes_back_only_after_the_history_forgot_it() {
 
 #[test]
 fn a_source_that_is_not_random_is_noticed() {
-    let mut bench = Bench::new();
+    let bench = Bench::new();
     assert_eq!(bench.table.lend_stag(&mut || 4), Ok(4));
     let refused = bench.table.lend_stag(&mut || 4).unwrap_err();
     assert_eq!(
@@ -413,7 +425,7 @@ fn a_source_that_is_not_random_is_noticed() {
 
 #[test]
 fn a_lent_stag_names_no_memory() {
-    let mut bench = Bench::new();
+    let bench = Bench::new();
     let lent = bench.table.lend_stag(&mut || 4).unwrap();
     assert_eq!(bench.accesses(lent, 0), unknown());
     bench.table.return_stag(lent);
@@ -742,11 +754,12 @@ impl Both {
             }
             Step::Invalidate { number, stream } if number < known => {
                 let allowed = self.model.may_invalidate(number, stream);
-                let refused = cause_of(
-                    self.bench
-                        .table
-                        .invalidate(self.streams[stream], self.model.regions[number].stag),
-                );
+                let (table, stag) = (&mut self.bench.table, self.model.regions[number].stag);
+                let invalidated = table.invalidate(self.streams[stream], stag);
+                if let Ok(region) = invalidated {
+                    table.revoke(stag, region);
+                }
+                let refused = cause_of(invalidated);
                 assert_eq!(refused, (!allowed).then_some(Cause::RdmapCannotInvalidate));
                 self.model.regions[number].valid &= !allowed;
             }

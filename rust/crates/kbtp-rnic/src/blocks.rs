@@ -91,6 +91,8 @@ impl SharedBlocks {
                 "pool: {expected} writable octets expected, {length} given"
             )));
         }
+        // A STORE to an unsealed block may come while somebody sends it.
+        pd.device.table().memories.set_restless(pool.shared.id);
         Ok(Self {
             shared: Arc::new(Shared {
                 store: Mutex::new(store),
@@ -125,7 +127,6 @@ impl SharedBlocks {
     /// As `BlockStore::commit_store`.
     pub fn store(&self, handle: Handle, data: &[u8], seal: bool) -> Result<Entry, Error> {
         let length = u32::try_from(data.len()).unwrap_or(u32::MAX);
-        // Under the device's lock: an FPDU that is being built from an unsealed block stays as its CRC says.
         let copy = |position| self.shared.pool.copy_in(position, data);
         Ok(self.with(|store| store.commit_store(handle, length, seal, copy))?)
     }

@@ -135,33 +135,34 @@ impl Channel {
         }
         let begin = Instant::now();
         let deadline = begin.checked_add(timeout).unwrap_or(begin + LONGEST_TIMER);
-        let spin_until = begin + self.shared.device.options.spin;
+        let spin_until = begin + self.shared.device.spin;
         let poller = self.shared.poller().ok_or_else(closed)?;
-        let mut ready = ReadyBuffer::new();
-        let mut due = self.with(|core| {
+        let begun = self.with(|core| {
             core.begin_poll();
-            core.next_timeout()
+            (!core.reap_at_once(events)).then(|| core.next_timeout())
         })?;
+        let Some(mut due) = begun else { return Ok(()) };
+        let (mut ready, mut now) = (ReadyBuffer::new(), begin);
         loop {
-            let now = Instant::now();
-            let mut wait = deadline
-                .saturating_duration_since(now)
-                .min(LONGEST_WAIT)
-                .min(due.unwrap_or(LONGEST_WAIT));
-            if now < spin_until {
-                wait = Duration::ZERO;
-            }
+            let spins = now < spin_until;
+            let wait = if spins {
+                Duration::ZERO
+            } else {
+                let until_due = due.unwrap_or(LONGEST_WAIT).min(LONGEST_WAIT);
+                deadline.saturating_duration_since(now).min(until_due)
+            };
             poller.wait(&mut ready, wait)?;
-            let turn = self.with(|core| {
-                if core.turn(&ready) || ready.interrupted() || Instant::now() >= deadline {
+            let next = self.with(|core| {
+                let come = core.turn(&ready) || (spins && core.probe());
+                if come || ready.interrupted() || core.now >= deadline {
                     core.reap(events);
                     return None;
                 }
-                Some(core.next_timeout())
+                Some((core.next_timeout(), core.now))
             })?;
-            match turn {
+            match next {
                 None => return Ok(()),
-                Some(next) => due = next,
+                Some(next) => (due, now) = next,
             }
         }
     }

@@ -4,19 +4,23 @@
 //!
 //! 1. the channel's (`ChannelShared`), around everything below;
 //! 2. a block store's (`SharedBlocks`), around one step of a sequence;
-//! 3. the device's (`DeviceShared::table`), around STags and registered octets.
+//! 3. the device's (`DeviceShared::table`), around STags and registered octets: event loops hold it side by side, for
+//!    reading, around system calls too; who registers or revokes waits for them, alone. What is changed by readers (STags of
+//!    sinks, the source of randomness, the list of what nothing holds any more, staging memory) has a lock of its own each,
+//!    taken last and alone.
 //!
 //! The lists of channels, of offloaded streams and of commands, the slot of the poller and an outbox are locked alone, or
 //! last. No lock is held while `poll` waits, while a log
 //! record is written and while a keepalive is dropped, since each of these may run foreign code.
 
-use std::collections::HashMap;
 use std::mem;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use kbtp_proto::limits;
+use kbtp_proto::own_maps::OwnMap;
+use kbtp_proto::stream::Outgoing;
 
 use crate::api::Event;
 use crate::crew::{Crew, Outbox};
@@ -35,6 +39,9 @@ pub(crate) const LONGEST_TIMER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// What epoll takes for certain; whoever waits goes round again for more.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(3600);
+
+/// Looks at the socket of the stream that was busy last between two at all of them, while a loop spins.
+const PROBES: usize = 8;
 
 pub(crate) const LOG_TARGET: &str = "kbtp.rnic";
 
@@ -83,6 +90,7 @@ impl ChannelShared {
         let (result, logs) = {
             let mut core = lock(&self.core);
             let core = core.as_mut()?;
+            core.now = Instant::now();
             let result = act(core);
             if let Some(outbox) = &self.outbox {
                 outbox.push(&mut core.events);
@@ -157,16 +165,24 @@ pub(crate) enum Source {
 pub(crate) struct Core {
     pub(crate) device: Arc<DeviceShared>,
     pub(crate) me: Weak<ChannelShared>,
+    /// When this hold of the lock began: the time of all that happens under it.
+    pub(crate) now: Instant,
     pub(crate) timers: Timers,
     /// Whoever is at work takes itself out, and puts itself back if it goes on.
-    pub(crate) sources: HashMap<Token, Source>,
+    pub(crate) sources: OwnMap<Token, Source>,
     /// Shared by all sockets: nobody keeps octets in it beyond one turn.
     pub(crate) staging: Vec<u8>,
+    /// Empty, and shared by all streams: where the next FPDUs are built.
+    pub(crate) outgoing: Outgoing,
     poller: Arc<Poller>,
     events: Vec<Event>,
     /// Connect requests that are rejected unless they are answered before the next `poll`.
     questions: Vec<Token>,
     logs: Vec<(log::Level, String)>,
+    /// Events were reaped without a look at the sockets; not twice in a row.
+    hurried: bool,
+    /// The stream that octets came for last: while the loop spins, its socket is looked at first.
+    pub(crate) busy_stream: Option<Token>,
     /// Somebody is within `poll`, which may be waiting.
     polling: bool,
     /// Somebody is at work here, and looks at the events afterwards.
@@ -187,13 +203,17 @@ impl Core {
         Self {
             device,
             me,
+            now: Instant::now(),
             timers: Timers::default(),
-            sources: HashMap::new(),
+            sources: OwnMap::default(),
             staging: vec![0; limits::RNIC_READ_BUFFER_BYTES],
+            outgoing: Outgoing::default(),
             poller,
             events: Vec::new(),
             questions: Vec::new(),
             logs: Vec::new(),
+            hurried: false,
+            busy_stream: None,
             polling: false,
             in_turn: false,
             commands,
@@ -306,6 +326,35 @@ impl Core {
         self.in_turn = false;
     }
 
+    /// Reap events of what the owner posted, if there are any, and if the sockets had their turn since the last time.
+    pub(crate) fn reap_at_once(&mut self, into: &mut Vec<Event>) -> bool {
+        self.hurried = !self.hurried && !self.events.is_empty();
+        if self.hurried {
+            self.reap(into);
+        }
+        self.hurried
+    }
+
+    /// Look for octets on the stream that they came for last, some times, which is faster than to ask which sockets are
+    /// ready; true if something came of it.
+    pub(crate) fn probe(&mut self) -> bool {
+        self.in_turn = true;
+        let mut came = false;
+        for _ in 0..PROBES {
+            let Some(token) = self.busy_stream.take() else { break };
+            let lives = self
+                .with_stream(token, |stream, core| stream.on_ready(core, true))
+                .is_some();
+            came = self.busy_stream.is_some() || !self.events.is_empty();
+            if came {
+                break;
+            }
+            self.busy_stream = lives.then_some(token);
+        }
+        self.in_turn = false;
+        came
+    }
+
     pub(crate) fn next_timeout(&mut self) -> Option<Duration> {
         if !self.events.is_empty() {
             return Some(Duration::ZERO);
@@ -315,9 +364,7 @@ impl Core {
 
     /// How long until the next timer is due.
     pub(crate) fn next_timer(&mut self) -> Option<Duration> {
-        self.timers
-            .next()
-            .map(|at| at.saturating_duration_since(Instant::now()))
+        self.timers.next().map(|at| at.saturating_duration_since(self.now))
     }
 
     /// One round over what is ready and due; true if there is something to reap.
@@ -336,8 +383,7 @@ impl Core {
         for (token, readable) in ready.sockets() {
             self.dispatch(token, readable);
         }
-        let now = Instant::now();
-        while let Some((timer, token)) = self.timers.pop_due(now) {
+        while let Some((timer, token)) = self.timers.pop_due(self.now) {
             self.fire(timer, token);
         }
         self.in_turn = false;

@@ -101,7 +101,7 @@ impl Crew {
         for (number, one) in crew.loops.iter().enumerate() {
             one.join_crew(&crew);
             let Some(poller) = one.poller() else { continue };
-            let (me, spin) = (Arc::downgrade(one), device.options.spin);
+            let (me, spin) = (Arc::downgrade(one), device.spin);
             let thread = thread::Builder::new()
                 .name(format!("kbtp-rnic-{number}"))
                 .spawn(move || run(&poller, &me, spin))?;
@@ -170,17 +170,15 @@ impl Crew {
     }
 }
 
-/// One event loop, until its channel is closed or nobody knows it any more.
+/// One event loop, until its channel is closed or nobody knows it any more. It spins only after something came.
 fn run(poller: &Poller, channel: &Weak<ChannelShared>, spin: Duration) {
     let mut ready = ReadyBuffer::new();
     let mut due = Some(Duration::ZERO);
-    let mut spin_until = Instant::now();
+    let mut spins_until = None;
     loop {
-        let now = Instant::now();
-        let wait = if now < spin_until {
-            Duration::ZERO
-        } else {
-            due.unwrap_or(LONGEST_WAIT).min(LONGEST_WAIT)
+        let wait = match spins_until {
+            Some(_) => Duration::ZERO,
+            None => due.unwrap_or(LONGEST_WAIT).min(LONGEST_WAIT),
         };
         if let Err(error) = poller.wait(&mut ready, wait) {
             log::error!(target: LOG_TARGET, "an event loop ends, and its streams with it: {error}");
@@ -191,14 +189,16 @@ fn run(poller: &Poller, channel: &Weak<ChannelShared>, spin: Duration) {
         }
         let Some(channel) = channel.upgrade() else { return };
         let next = channel.with(|core| {
-            let was_busy = ready.any();
             core.turn(&ready);
-            (was_busy, core.next_timer())
+            let was_busy = ready.any() || (spins_until.is_some() && core.probe());
+            let until = if was_busy {
+                core.now.checked_add(spin)
+            } else {
+                spins_until
+            };
+            (core.next_timer(), until.filter(|until| core.now < *until))
         });
-        let Some((was_busy, next)) = next else { return };
-        due = next;
-        if was_busy {
-            spin_until = now + spin;
-        }
+        let Some(next) = next else { return };
+        (due, spins_until) = next;
     }
 }

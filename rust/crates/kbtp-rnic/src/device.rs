@@ -1,12 +1,13 @@
 //! The native RNIC itself: its STags, its registered memory and its channels.
 
-use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+use std::time::Duration;
 
 use kbtp_proto::limits;
 use kbtp_proto::memory::{Octets, RegionId, Span, StreamMemory};
+use kbtp_proto::own_maps::{OwnMap, OwnSet};
 use kbtp_proto::stag::{PdId, Registration, StagTable, StreamId as ViewId};
 use kbtp_proto::target::{PuntCounters, PuntReason};
 use kbtp_proto::types::{PeerMisbehaved, TerminateCause};
@@ -16,20 +17,34 @@ use crate::channel::Channel;
 use crate::core::{ChannelShared, lock};
 use crate::crew::Crew;
 use crate::error::Error;
-use crate::memory::{Buffer, Memories, RegisteredOctets};
+use crate::event_loop::one_processor;
+use crate::memory::{Buffer, Memories, RegisteredOctets, Unheld};
 use crate::offload::Offloaded;
 use crate::options::Options;
+use crate::staging::Staging;
 use crate::stream::Stream;
+use smallvec::SmallVec;
 
-/// Octets that are cleared under one hold of the device's lock.
+/// Octets that are cleared under one hold of the device's lock, for which a writer waits.
 const CLEAR_MAX_BYTES: u32 = 64 * 1024;
+
+/// Random numbers asked of the system at once.
+const DRAWN_AT_ONCE: usize = 64;
+
+/// What lets a peer change octets.
+const CHANGES: Access = Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC);
 
 type Random = Box<dyn FnMut() -> u32 + Send>;
 
 pub(crate) struct DeviceShared {
     pub(crate) options: Options,
-    /// The device's lock; see `core` for the order.
-    pub(crate) table: Mutex<Table>,
+    /// As in the options, and zero where it would only keep the peer from the one processor there is.
+    pub(crate) spin: Duration,
+    /// The device's lock; see `core` for the order. I/O holds it for reading, so that event loops do not wait for each
+    /// other; never twice in one thread, since a writer may have come to wait in between.
+    table: RwLock<Table>,
+    unheld: Arc<Unheld>,
+    pub(crate) staging: Staging,
     channels: Mutex<Vec<Weak<ChannelShared>>>,
     /// Locked last.
     pub(crate) offloaded: Mutex<Offloaded>,
@@ -37,16 +52,49 @@ pub(crate) struct DeviceShared {
 }
 
 impl DeviceShared {
+    /// What is valid and what is held stays so meanwhile.
+    pub(crate) fn table(&self) -> RwLockReadGuard<'_, Table> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nobody looks at a registered octet meanwhile.
+    pub(crate) fn table_mut(&self) -> RwLockWriteGuard<'_, Table> {
+        self.table.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Run `act` with what the stream of `view` reaches of the memory, and the memory's octets.
+    pub(crate) fn lend<R>(
+        &self,
+        view: ViewId,
+        act: impl FnOnce(&mut ReachableMemory<'_>, &mut RegisteredOctets<'_>) -> R,
+    ) -> R {
+        let (result, invalidated) = {
+            let table = self.table();
+            let mut memory = ReachableMemory {
+                view,
+                table: &table,
+                invalidated: SmallVec::new(),
+            };
+            let result = act(&mut memory, &mut RegisteredOctets(&table.memories));
+            (result, memory.invalidated)
+        };
+        if !invalidated.is_empty() {
+            let mut table = self.table_mut();
+            invalidated.into_iter().for_each(|region| table.forget(region));
+        }
+        result
+    }
+
+    pub(crate) fn unheld(&self) -> &Unheld {
+        &self.unheld
+    }
+
     /// Drop what nothing names any more. Called with no lock held.
     pub(crate) fn bury(&self) {
-        let dead = {
-            let mut table = lock(&self.table);
-            if !table.memories.has_dead() {
-                return;
-            }
-            table.memories.take_dead()
-        };
-        drop(dead);
+        if self.unheld.any() {
+            let dead = self.table_mut().memories.take_dead();
+            drop(dead);
+        }
     }
 }
 
@@ -63,11 +111,9 @@ struct Entry {
 pub(crate) struct Table {
     stags: StagTable,
     pub(crate) memories: Memories,
-    random_u32: Random,
-    valid: HashMap<RegionId, Entry>,
-    scoped: HashMap<ViewId, HashSet<RegionId>>,
-    /// Revoked by peers while the table was lent out.
-    invalidated: Vec<RegionId>,
+    random_u32: Mutex<Random>,
+    valid: OwnMap<RegionId, Entry>,
+    scoped: OwnMap<ViewId, OwnSet<RegionId>>,
 }
 
 impl Table {
@@ -83,26 +129,6 @@ impl Table {
         }
     }
 
-    /// Run `act` with what the stream of `view` reaches of the memory, and the memory's octets.
-    pub(crate) fn lend<R>(
-        &mut self,
-        view: ViewId,
-        act: impl FnOnce(&mut ReachableMemory<'_>, &mut RegisteredOctets<'_>) -> R,
-    ) -> R {
-        let mut memory = ReachableMemory {
-            view,
-            stags: &mut self.stags,
-            memories: &self.memories,
-            random_u32: &mut self.random_u32,
-            invalidated: &mut self.invalidated,
-        };
-        let result = act(&mut memory, &mut RegisteredOctets(&self.memories));
-        for region in std::mem::take(&mut self.invalidated) {
-            self.forget(region);
-        }
-        result
-    }
-
     pub(crate) fn register(
         &mut self,
         buffer: Buffer,
@@ -112,7 +138,7 @@ impl Table {
         base_to: u64,
     ) -> Result<Region, Error> {
         let (address, length, writable) = (buffer.address() as u64, buffer.length() as u64, buffer.writable());
-        let id = self.memories.insert(buffer);
+        let id = self.memories.insert(buffer, access.intersects(CHANGES));
         let registration = Registration {
             region: id,
             address,
@@ -123,7 +149,7 @@ impl Table {
             scope,
             base_to,
         };
-        let registered = match self.stags.register(&registration, &mut self.random_u32) {
+        let registered = match self.stags.register(&registration, &mut *lock(&self.random_u32)) {
             Ok(registered) => registered,
             Err(error) => {
                 self.memories.release(id);
@@ -186,43 +212,43 @@ impl Table {
 /// The registered memory that one stream reaches.
 pub(crate) struct ReachableMemory<'a> {
     view: ViewId,
-    stags: &'a mut StagTable,
-    memories: &'a Memories,
-    random_u32: &'a mut Random,
-    invalidated: &'a mut Vec<RegionId>,
+    table: &'a Table,
+    /// By the peer, and still to be forgotten.
+    invalidated: SmallVec<[RegionId; 1]>,
 }
 
 impl StreamMemory for ReachableMemory<'_> {
     fn place(&mut self, stag: u32, to: u64, len: u32) -> Result<Span, PeerMisbehaved> {
-        self.stags.place(self.view, stag, to, len)
+        self.table.stags.place(self.view, stag, to, len)
     }
 
     fn read_source(&mut self, stag: u32, to: u64, len: u32) -> Result<Span, PeerMisbehaved> {
-        self.stags.read_source(self.view, stag, to, len)
+        self.table.stags.read_source(self.view, stag, to, len)
     }
 
     fn atomic(&mut self, stag: u32, to: u64, operate: &mut dyn FnMut(u64) -> u64) -> Result<u64, PeerMisbehaved> {
-        let span = self.stags.atomic(self.view, stag, to)?;
-        self.memories.atomic(span.region, span.offset, operate).ok_or_else(|| {
+        let span = self.table.stags.atomic(self.view, stag, to)?;
+        let old = self.table.memories.atomic(span.region, span.offset, operate);
+        old.ok_or_else(|| {
             // The table has checked that the word is there and aligned.
             PeerMisbehaved::new(TerminateCause::LocalCatastrophic, format!("no word at TO {to:#x}"))
         })
     }
 
     fn invalidate(&mut self, stag: u32) -> Result<(), PeerMisbehaved> {
-        let region = self.stags.region(stag);
-        self.stags.invalidate(self.view, stag)?;
-        self.invalidated.extend(region);
+        let region = self.table.stags.invalidate(self.view, stag)?;
+        self.invalidated.push(region);
         Ok(())
     }
 
     fn lend_sink_stag(&mut self) -> u32 {
         // Without randomness, 0: it names no region either, and only the peer that is asked learns it.
-        self.stags.lend_stag(self.random_u32).unwrap_or(0)
+        let mut random_u32 = lock(&self.table.random_u32);
+        self.table.stags.lend_stag(&mut *random_u32).unwrap_or(0)
     }
 
     fn return_sink_stag(&mut self, stag: u32) {
-        self.stags.return_stag(stag);
+        self.table.stags.return_stag(stag);
     }
 }
 
@@ -239,8 +265,17 @@ impl Device {
     /// STags come from the system's source of randomness.
     #[must_use]
     pub fn open(options: Options) -> Self {
-        // Zeros, should the system have no randomness: the table then refuses to draw an STag.
-        Self::with_random(options, Box::new(|| getrandom::u32().unwrap_or(0)))
+        let mut drawn = Vec::new();
+        let random_u32 = move || {
+            if drawn.is_empty() {
+                // Zeros, should the system have no randomness: the table then refuses to draw an STag.
+                let mut octets = [0; DRAWN_AT_ONCE * size_of::<u32>()];
+                let _ = getrandom::fill(&mut octets);
+                drawn.extend(octets.as_chunks().0.iter().copied().map(u32::from_ne_bytes));
+            }
+            drawn.pop().unwrap_or(0)
+        };
+        Self::with_random(options, Box::new(random_u32))
     }
 
     /// `random_u32`: an unpredictable number each call; STags must be hard to guess (RFC 5040 8.1.1 item 8).
@@ -249,15 +284,17 @@ impl Device {
         let table = Table {
             stags: StagTable::new(),
             memories: Memories::default(),
-            random_u32,
-            valid: HashMap::new(),
-            scoped: HashMap::new(),
-            invalidated: Vec::new(),
+            random_u32: Mutex::new(random_u32),
+            valid: OwnMap::default(),
+            scoped: OwnMap::default(),
         };
         Self {
             shared: Arc::new(DeviceShared {
+                spin: if one_processor() { Duration::ZERO } else { options.spin },
                 options,
-                table: Mutex::new(table),
+                unheld: Arc::clone(table.memories.unheld()),
+                table: RwLock::new(table),
+                staging: Staging::default(),
                 channels: Mutex::new(Vec::new()),
                 offloaded: Mutex::new(Offloaded::default()),
                 punts: PuntCounters::default(),
@@ -295,7 +332,7 @@ impl Device {
     pub fn allocate_pd(&self) -> Pd {
         Pd {
             device: Arc::clone(&self.shared),
-            id: lock(&self.shared.table).stags.allocate_pd(),
+            id: self.shared.table_mut().stags.allocate_pd(),
         }
     }
 
@@ -316,7 +353,10 @@ impl Device {
         if !Arc::ptr_eq(&pd.device, &self.shared) {
             return Err(Error::misuse("the protection domain must be allocated from this RNIC"));
         }
-        let result = lock(&self.shared.table).register(buffer, access, pd, stream.map(Stream::view_id), base_to);
+        let result = self
+            .shared
+            .table_mut()
+            .register(buffer, access, pd, stream.map(Stream::view_id), base_to);
         self.shared.bury();
         result
     }
@@ -363,7 +403,7 @@ impl Device {
         for channel in channels.iter().filter_map(Weak::upgrade) {
             channel.close();
         }
-        lock(&self.shared.table).close();
+        self.shared.table_mut().close();
         self.shared.bury();
     }
 }
@@ -442,13 +482,13 @@ impl Region {
 
     /// After return no octet of the region changes or leaves through its STag. Idempotent.
     pub fn revoke(&self) {
-        lock(&self.shared.device.table).forget(self.shared.id);
+        self.shared.device.table_mut().forget(self.shared.id);
         self.shared.device.bury();
     }
 
     /// Append `length` octets from `offset` to `into`; nothing if the region is revoked or does not have them.
     pub fn copy_out(&self, offset: u64, length: u32, into: &mut Vec<u8>) {
-        let table = lock(&self.shared.device.table);
+        let table = self.shared.device.table();
         if self.valid() {
             RegisteredOctets(&table.memories).read(
                 Span {
@@ -470,15 +510,14 @@ impl Region {
             len: length,
         };
         for from in (0..length).step_by(CLEAR_MAX_BYTES as usize) {
-            lock(&self.shared.device.table)
-                .memories
-                .clear(all.part(from, CLEAR_MAX_BYTES));
+            let table = self.shared.device.table();
+            table.memories.clear(all.part(from, CLEAR_MAX_BYTES));
         }
     }
 
     /// Copy `data` to `offset`; nothing if the region is revoked, read-only or does not have the octets.
     pub fn copy_in(&self, offset: u64, data: &[u8]) {
-        let table = lock(&self.shared.device.table);
+        let table = self.shared.device.table();
         if let Ok(len) = u32::try_from(data.len())
             && self.valid()
         {

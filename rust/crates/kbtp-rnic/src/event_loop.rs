@@ -4,12 +4,15 @@
 //! made for portability that is of no use here.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::BinaryHeap;
+use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
+use kbtp_proto::own_maps::OwnMap;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 /// Names one thing that has a socket or a timer. Never used again, so that a late readiness finds nobody.
@@ -23,6 +26,14 @@ static NEXT_TOKEN: AtomicU64 = AtomicU64::new(WAKE + 1);
 /// Unique in the process, so that it can name a stream of any channel.
 pub(crate) fn new_token() -> Token {
     NEXT_TOKEN.fetch_add(1, Ordering::Relaxed)
+}
+
+/// The machine has one processor, whichever of several this process may use: its peers have others.
+pub(crate) fn one_processor() -> bool {
+    match fs::read_to_string("/sys/devices/system/cpu/online") {
+        Ok(list) => !list.contains(['-', ',']),
+        Err(_) => thread::available_parallelism().is_ok_and(|count| count.get() == 1),
+    }
 }
 
 /// How many sockets one wait reports at most; the others come with the next.
@@ -190,7 +201,7 @@ pub(crate) struct TimerId(u64);
 #[derive(Debug, Default)]
 pub(crate) struct Timers {
     heap: BinaryHeap<Reverse<(Instant, TimerId)>>,
-    running: HashMap<TimerId, Token>,
+    running: OwnMap<TimerId, Token>,
     started: u64,
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use kbtp_proto::initiator::{Data, Destinations, Ended, Operation, Ready, Session, Terms};
 use kbtp_proto::limits::COMPLETION_BYTES;
 use kbtp_proto::memory::{RegionId, Span};
-use kbtp_proto::numbers::NumberMap;
+use kbtp_proto::own_maps::OwnMap;
 use kbtp_proto::stag::StreamId as ViewId;
 use kbtp_proto::stream::{Payload, Piece, Work};
 use kbtp_proto::types::{Generation, Handle, PeerMisbehaved, RequestFlag, TerminateCause};
@@ -116,7 +116,7 @@ struct Batch {
 /// All batches of a stream that nobody has taken yet.
 #[derive(Debug, Default)]
 pub(crate) struct Batches {
-    batches: NumberMap<Batch>,
+    batches: OwnMap<u64, Batch>,
     submitted: u64,
 }
 
@@ -276,7 +276,7 @@ impl Initiator {
             Place::Nowhere => return Ok(Prepared::Described(DataDescriptor::default(), false)),
             Place::Registered(region, offset) => (check_valid(region)?, *offset, false),
             Place::Own(buffer, region) => {
-                let mut table = lock(&core.device.table);
+                let mut table = core.device.table_mut();
                 if let Some(former) = region.take() {
                     table.forget(former.shared.id); // an earlier try with another handle
                 }
@@ -307,11 +307,10 @@ impl Initiator {
             self.destinations.release(memory.address);
         }
         if let Place::Own(buffer, region) = memory.place {
-            let mut table = lock(&core.device.table);
             if let Some(region) = region {
-                table.forget(region.shared.id);
+                core.device.table_mut().forget(region.shared.id);
             }
-            table.memories.bury(buffer);
+            core.device.unheld().bury(buffer);
         }
         // Of what is lost with the stream, the stream's end is the report.
         let told = outcome == Outcome::Lost;
@@ -345,7 +344,7 @@ impl Memory {
                     offset: *offset,
                     len: length,
                 };
-                RegisteredOctets(&lock(&core.device.table).memories).read_into(span, &mut octets);
+                RegisteredOctets(&core.device.table().memories).read_into(span, &mut octets);
             }
             Place::Own(buffer, _) => buffer.read_into(&mut octets),
             Place::Nowhere => {}
@@ -375,6 +374,9 @@ impl StreamState {
                 "a stream carries requests once, after Established, on a channel without threads",
             ));
         }
+        let receives = grant.receives.shared.id;
+        core.device.table().memories.hold(receives);
+        self.session_regions.push(receives);
         let batches = Arc::new(Mutex::new(Batches::default()));
         self.initiator = Some(Box::new(Initiator {
             stream: self.id(),
@@ -383,7 +385,7 @@ impl StreamState {
             session: Session::new(grant.terms),
             destinations: Destinations::default(),
             batches: Arc::clone(&batches),
-            receives: grant.receives.shared.id,
+            receives,
             max_message_bytes: grant.max_message_bytes,
             inline_max_bytes: grant.inline_max_bytes,
         }));
@@ -449,10 +451,10 @@ impl StreamState {
         let mut octets = [0; COMPLETION_BYTES + 1]; // one more, so that what is too long is seen to be
         let length = (completion.length as usize).min(octets.len());
         let message = octets.get_mut(..length).unwrap_or_default();
-        RegisteredOctets(&lock(&core.device.table).memories).read_into(buffer, message);
+        RegisteredOctets(&core.device.table().memories).read_into(buffer, message);
         match initiator.take_answer(core, message) {
             Ok(()) => {
-                self.post_slot(core, completion.wr_id, buffer); // profile 3 "Credits": before a request may use it
+                self.post_slot(completion.wr_id, buffer); // profile 3 "Credits": before a request may use it
                 self.send_requests(core);
             }
             Err(error) => self.answer_misbehaved(core, error),

@@ -4,8 +4,11 @@
 //! (`Buffer::from_raw_parts`), and the keepalive is here as long as the slot of its region is held. And a `Span` turns
 //! into a pointer only in `Memories::locate`, which looks at slot, generation and bounds each time.
 //!
-//! Octets of a buffer may change at any time under our hands, by its owner or another process on the wire. They are
-//! only ever copied, checksummed or handed to the system; a change meanwhile tears them and nothing else.
+//! Octets of a buffer may change at any time under our hands, by its owner, another event loop or another process on the
+//! wire. They are only ever copied, checksummed or handed to the system; a change meanwhile tears them and nothing else.
+//!
+//! Whoever looks at octets borrows `Memories`, which the device lends to any number of readers; a slot is filled and
+//! emptied by a writer alone. What counts the holds on a slot are atomics: the last to let go leaves the buffer to `bury`.
 
 use std::alloc::{self, Layout};
 use std::any::Any;
@@ -14,13 +17,15 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::slice;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use kbtp_proto::crc32c;
 use kbtp_proto::memory::{Octets, RegionId, Span};
+use kbtp_proto::stream::Part;
 use smallvec::SmallVec;
 
+use crate::core::lock;
 use crate::error::Error;
 
 /// Pieces that one `send_parts` takes; 4 KiB of stack, and well below the system's limit of 1024.
@@ -179,8 +184,42 @@ impl fmt::Debug for Buffer {
 #[derive(Debug, Default)]
 struct Slot {
     generation: u32,
-    holds: usize,
+    holds: AtomicUsize,
+    /// Others than the owner of posted work may change the octets meanwhile.
+    restless: AtomicBool,
     buffer: Option<Buffer>,
+}
+
+/// Regions that nothing holds any more and whose buffers are still in their slots, and buffers that were in none.
+#[derive(Debug, Default)]
+pub(crate) struct Unheld {
+    regions: Mutex<Vec<RegionId>>,
+    buffers: Mutex<Vec<Buffer>>,
+    any: AtomicBool,
+}
+
+impl Unheld {
+    /// There may be something to `bury`.
+    pub(crate) fn any(&self) -> bool {
+        self.any.load(Ordering::Acquire)
+    }
+
+    fn push(&self, region: RegionId) {
+        lock(&self.regions).push(region);
+        self.any.store(true, Ordering::Release);
+    }
+
+    /// As after the last `release`, of a buffer that is in no slot.
+    pub(crate) fn bury(&self, buffer: Buffer) {
+        lock(&self.buffers).push(buffer);
+        self.any.store(true, Ordering::Release);
+    }
+
+    fn take(&self) -> (Vec<RegionId>, Vec<Buffer>) {
+        self.any.store(false, Ordering::Release);
+        let regions = std::mem::take(&mut *lock(&self.regions));
+        (regions, std::mem::take(&mut *lock(&self.buffers)))
+    }
 }
 
 /// All buffers of a device, by `RegionId`: the slot's number below, how often the slot was used above.
@@ -188,7 +227,7 @@ struct Slot {
 pub(crate) struct Memories {
     slots: Vec<Slot>,
     free: Vec<u32>,
-    dead: Vec<Buffer>,
+    unheld: Arc<Unheld>,
 }
 
 fn parts_of(region: RegionId) -> (usize, u32) {
@@ -196,48 +235,58 @@ fn parts_of(region: RegionId) -> (usize, u32) {
 }
 
 impl Memories {
-    /// Held once, by the registration.
-    pub(crate) fn insert(&mut self, buffer: Buffer) -> RegionId {
+    /// Held once, by the registration. `restless`: see `set_restless`.
+    pub(crate) fn insert(&mut self, buffer: Buffer, restless: bool) -> RegionId {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());
             (self.slots.len() - 1) as u32
         });
         let slot = &mut self.slots[index as usize];
-        slot.holds = 1;
+        slot.holds = AtomicUsize::new(1);
+        slot.restless = AtomicBool::new(restless);
         slot.buffer = Some(buffer);
         RegionId(u64::from(slot.generation) << u32::BITS | u64::from(index))
     }
 
-    pub(crate) fn hold(&mut self, region: RegionId) {
-        if let Some(slot) = self.slot_mut(region) {
-            slot.holds += 1;
+    /// Whoever calls this has a hold already, or sees to it that another one stays meanwhile.
+    pub(crate) fn hold(&self, region: RegionId) {
+        if let Some(slot) = self.slot(region) {
+            slot.holds.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Undo one `insert` or `hold`. After the last, nothing names the buffer any more; it waits in `take_dead`.
-    pub(crate) fn release(&mut self, region: RegionId) {
-        let Some(slot) = self.slot_mut(region) else { return };
-        slot.holds -= 1;
-        if slot.holds == 0 {
-            slot.generation = slot.generation.wrapping_add(1);
-            let dead = slot.buffer.take();
-            self.dead.extend(dead);
-            self.free.push(region.0 as u32);
+    pub(crate) fn release(&self, region: RegionId) {
+        if let Some(slot) = self.slot(region)
+            && slot.holds.fetch_sub(1, Ordering::AcqRel) == 1
+        {
+            self.unheld.push(region);
         }
+    }
+
+    /// Its octets may change while work that was posted from them is under way: they are sent from a copy.
+    pub(crate) fn set_restless(&self, region: RegionId) {
+        if let Some(slot) = self.slot(region) {
+            slot.restless.store(true, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn unheld(&self) -> &Arc<Unheld> {
+        &self.unheld
     }
 
     /// Buffers to drop once no lock is held: a keepalive may run anything, such as Python's finalizers.
     pub(crate) fn take_dead(&mut self) -> Vec<Buffer> {
-        std::mem::take(&mut self.dead)
-    }
-
-    /// As after the last `release`, of a buffer that was in no slot.
-    pub(crate) fn bury(&mut self, buffer: Buffer) {
-        self.dead.push(buffer);
-    }
-
-    pub(crate) fn has_dead(&self) -> bool {
-        !self.dead.is_empty()
+        let (regions, mut dead) = self.unheld.take();
+        for region in regions {
+            let index = parts_of(region).0;
+            if let Some(slot) = self.slots.get_mut(index) {
+                slot.generation = slot.generation.wrapping_add(1);
+                dead.extend(slot.buffer.take());
+                self.free.push(index as u32);
+            }
+        }
+        dead
     }
 
     /// Overwrite the octets of `span` with zeros, if they are there.
@@ -265,9 +314,8 @@ impl Memories {
         if !pointer.is_aligned() {
             return None;
         }
-        // SAFETY: `locate` gave 8 octets that stay while `self` is borrowed, and they are aligned. Everybody in this
-        // crate changes them under the lock of the device; the owner must do so with atomic instructions, which is
-        // what the registration of atomic rights means.
+        // SAFETY: `locate` gave 8 octets that stay while `self` is borrowed, and they are aligned. Atomics of all event loops
+        // come through here, and the owner must use atomic instructions too: that is what registering the right means.
         let word = unsafe { AtomicU64::from_ptr(pointer.as_ptr()) };
         let mut old = word.load(Ordering::SeqCst);
         loop {
@@ -286,18 +334,17 @@ impl Memories {
         }
     }
 
-    fn slot_mut(&mut self, region: RegionId) -> Option<&mut Slot> {
+    /// None for a region that nothing holds.
+    fn slot(&self, region: RegionId) -> Option<&Slot> {
         let (index, generation) = parts_of(region);
         self.slots
-            .get_mut(index)
-            .filter(|slot| slot.generation == generation && slot.holds > 0)
+            .get(index)
+            .filter(|slot| slot.generation == generation && slot.holds.load(Ordering::Relaxed) > 0)
     }
 
     /// Where the octets of `span` are, if they are.
     fn locate(&self, span: Span, for_writing: bool) -> Option<NonNull<u8>> {
-        let (index, generation) = parts_of(span.region);
-        let slot = self.slots.get(index).filter(|slot| slot.generation == generation)?;
-        let buffer = slot.buffer.as_ref()?;
+        let buffer = self.slot(span.region)?.buffer.as_ref()?;
         let end = span.offset.checked_add(u64::from(span.len))?;
         if end > buffer.length as u64 || (for_writing && !buffer.writable) {
             return None;
@@ -317,7 +364,8 @@ impl Memories {
     }
 }
 
-/// The octets of a device, as a stream needs them. Holding a borrow of `Memories` means holding the device's lock.
+/// The octets of a device, as a stream needs them. Whoever holds a borrow of `Memories` holds the device's lock, as one of
+/// its readers at least: nothing that it finds is revoked or goes meanwhile.
 pub(crate) struct RegisteredOctets<'a>(pub(crate) &'a Memories);
 
 impl RegisteredOctets<'_> {
@@ -349,10 +397,10 @@ impl Octets for RegisteredOctets<'_> {
         into.extend_from_slice(self.0.octets(span));
     }
 
-    /// FPDUs are built and leave (or are copied) under one hold of the device's lock, and nobody else on the wire
-    /// changes registered memory without that.
-    fn is_still(&self, _span: Span) -> bool {
-        true
+    /// Not what peers may write: with several event loops they do so at any time.
+    fn is_still(&self, span: Span) -> bool {
+        let restless = |slot: &Slot| slot.restless.load(Ordering::Relaxed);
+        self.0.slot(span.region).is_none_or(|slot| !restless(slot))
     }
 }
 
@@ -380,23 +428,6 @@ pub(crate) fn receive_into(
     // buffer that is borrowed for writing.
     let received = unsafe { libc::readv(fd.as_raw_fd(), parts.as_ptr(), parts.len() as libc::c_int) };
     usize::try_from(received).map_err(|_| io::Error::last_os_error())
-}
-
-/// A piece of what is to be sent.
-pub(crate) enum Part<'a> {
-    /// Octets of this crate's own.
-    Own(&'a [u8]),
-    /// Registered octets.
-    Registered(Span),
-}
-
-impl Part<'_> {
-    pub(crate) fn length(&self) -> usize {
-        match self {
-            Self::Own(octets) => octets.len(),
-            Self::Registered(span) => span.len as usize,
-        }
-    }
 }
 
 /// Send the first `PARTS_MAX` of `parts`; how many octets the system took.
@@ -438,7 +469,7 @@ mod tests {
     #[test]
     fn octets_are_where_the_span_says() {
         let mut memories = Memories::default();
-        let region = memories.insert(Buffer::zeroed(11).unwrap());
+        let region = memories.insert(Buffer::zeroed(11).unwrap(), false);
         RegisteredOctets(&memories).write(span(region, 3, 4), b"abcd");
         let mut out = Vec::new();
         RegisteredOctets(&memories).read(span(region, 2, 9), &mut out);
@@ -448,7 +479,7 @@ mod tests {
     #[test]
     fn a_span_out_of_bounds_is_empty_and_is_not_written() {
         let mut memories = Memories::default();
-        let region = memories.insert(Buffer::zeroed(8).unwrap());
+        let region = memories.insert(Buffer::zeroed(8).unwrap(), false);
         for wrong in [span(region, 1, 8), span(region, u64::MAX, 1), span(RegionId(77), 0, 1)] {
             RegisteredOctets(&memories).write(wrong, b"x");
             let mut out = Vec::new();
@@ -461,17 +492,28 @@ mod tests {
     #[test]
     fn a_released_region_names_nothing_even_when_its_slot_is_used_again() {
         let mut memories = Memories::default();
-        let first = memories.insert(Buffer::zeroed(8).unwrap());
+        let first = memories.insert(Buffer::zeroed(8).unwrap(), false);
         memories.hold(first);
         memories.release(first);
-        assert!(!memories.has_dead());
+        assert!(!memories.unheld().any());
         memories.release(first);
+        assert!(memories.unheld().any() && memories.locate(span(first, 0, 1), false).is_none());
         assert_eq!(memories.take_dead().len(), 1);
-        let second = memories.insert(Buffer::zeroed(8).unwrap());
+        let second = memories.insert(Buffer::zeroed(8).unwrap(), false);
         assert_ne!(first, second);
         assert!(memories.locate(span(first, 0, 1), false).is_none());
         memories.release(first);
         assert!(memories.locate(span(second, 0, 1), false).is_some());
+    }
+
+    #[test]
+    fn only_memory_that_others_may_change_is_restless() {
+        let mut memories = Memories::default();
+        let [quiet, peers] = [false, true].map(|restless| memories.insert(Buffer::zeroed(8).unwrap(), restless));
+        let still = |memories: &Memories, region| RegisteredOctets(memories).is_still(span(region, 0, 8));
+        assert!(still(&memories, quiet) && !still(&memories, peers));
+        memories.set_restless(quiet);
+        assert!(!still(&memories, quiet));
     }
 
     #[test]
@@ -481,7 +523,7 @@ mod tests {
         // SAFETY: a static lives for ever, and is registered for reading only.
         let buffer = unsafe { Buffer::from_raw_parts(address, 4, false, Box::new(())) }.unwrap();
         let mut memories = Memories::default();
-        let region = memories.insert(buffer);
+        let region = memories.insert(buffer, false);
         RegisteredOctets(&memories).write(span(region, 0, 4), b"gone");
         assert_eq!(memories.octets(span(region, 0, 4)), b"keep");
         assert!(memories.atomic(region, 0, &mut |old| old).is_none());
@@ -490,7 +532,7 @@ mod tests {
     #[test]
     fn atomics_return_the_old_value() {
         let mut memories = Memories::default();
-        let region = memories.insert(Buffer::zeroed(16).unwrap());
+        let region = memories.insert(Buffer::zeroed(16).unwrap(), false);
         assert_eq!(memories.atomic(region, 8, &mut |old| old + 5), Some(0));
         assert_eq!(memories.atomic(region, 8, &mut |old| old + 1), Some(5));
         assert_eq!(memories.atomic(region, 4, &mut |old| old + 1), None);

@@ -6,12 +6,12 @@
 //! Locks: a session takes those of the block store and of the device, one inside the other, under that of its channel. It
 //! reaches a stream of another channel only through a command, which that channel obeys in its next turn.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use kbtp_proto::blocks::{BlockStore, FinishedFree, FreeToken, HandleRange};
 use kbtp_proto::memory::{RegionId, Span};
+use kbtp_proto::own_maps::OwnMap;
 use kbtp_proto::stream::{Inline, Payload, Piece, Work};
 use kbtp_proto::target::{Action, ForcedPunts, Session, SessionGrant, SessionMemory, SharedStore, TaskId};
 
@@ -21,8 +21,8 @@ use crate::core::{ChannelShared, Core, lock};
 use crate::device::{DeviceShared, Region};
 use crate::error::Error;
 use crate::event_loop::TimerId;
-use crate::memory::{Buffer, RegisteredOctets};
-use crate::stream_state::{HeldWork, StreamState, WorkOwner};
+use crate::memory::RegisteredOctets;
+use crate::stream_state::{Held, HeldWork, StreamState, WorkOwner};
 
 impl SharedStore for SharedBlocks {
     fn with<R>(&self, act: impl FnOnce(&mut BlockStore) -> R) -> R {
@@ -125,24 +125,19 @@ struct Memory<'a>(&'a DeviceShared);
 
 impl SessionMemory for Memory<'_> {
     fn read(&self, span: Span, into: &mut [u8]) {
-        RegisteredOctets(&lock(&self.0.table).memories).read_into(span, into);
+        RegisteredOctets(&self.0.table().memories).read_into(span, into);
     }
 
     fn copy(&mut self, from: Span, to: Span) {
-        lock(&self.0.table).memories.copy(from, to);
+        self.0.table().memories.copy(from, to);
     }
 
     fn allocate(&mut self, length_bytes: u32) -> Option<Span> {
-        let buffer = Buffer::try_zeroed(length_bytes as usize)?;
-        Some(Span {
-            region: lock(&self.0.table).memories.insert(buffer),
-            offset: 0,
-            len: length_bytes,
-        })
+        self.0.take_staging(length_bytes)
     }
 
     fn release(&mut self, staging: Span) {
-        lock(&self.0.table).memories.release(staging.region);
+        self.0.give_staging(staging);
     }
 }
 
@@ -156,7 +151,7 @@ pub(crate) struct Offload {
     /// By slot: of the messages that the session has in hand.
     received: Vec<Option<WorkCompletion>>,
     /// RDMA Reads of the owner's that wait for a read slot, and the regions they hold.
-    foreign_reads: HashMap<u64, (Work, u64, RegionId)>,
+    foreign_reads: OwnMap<u64, (Work, u64, RegionId)>,
     foreign_reads_posted: u64,
     timer: Option<(TimerId, Instant)>,
     /// Nothing is in hand, and nothing will be.
@@ -166,7 +161,16 @@ pub(crate) struct Offload {
 impl StreamState {
     /// Serve requests from now on. No receive is posted.
     pub(crate) fn offload(&mut self, core: &mut Core, grant: &Grant) -> Result<(), Error> {
-        self.check_grant(core, grant)?;
+        let (receives, pool) = (grant.receives.shared.id, grant.blocks.pool().shared.id);
+        {
+            // All of the session's work names these two and its own staging memory: they are held once, until its end.
+            let table = core.device.table();
+            self.check_grant(core, grant)?;
+            for region in [receives, pool] {
+                table.memories.hold(region);
+                self.session_regions.push(region);
+            }
+        }
         let number = self.id().0;
         let session_grant = SessionGrant {
             stream: number,
@@ -175,8 +179,8 @@ impl StreamState {
             handles: grant.handles,
             request_credits: grant.request_credits,
             max_message_bytes: grant.max_message_bytes,
-            receives: grant.receives.shared.id,
-            pool: grant.blocks.pool().shared.id,
+            receives,
+            pool,
             read_depth: grant.read_depth,
             drain: grant.drain,
         };
@@ -193,13 +197,13 @@ impl StreamState {
             offloaded.stores.insert(grant.blocks.number(), core.me.clone());
         }
         self.offload = Some(Box::new(Offload {
-            session: Session::new(session_grant, grant.blocks.clone(), forced, Instant::now()),
+            session: Session::new(session_grant, grant.blocks.clone(), forced, core.now),
             blocks: grant.blocks.clone(),
-            receives: grant.receives.shared.id,
+            receives,
             max_message_bytes: grant.max_message_bytes,
             drain: grant.drain,
             received: vec![None; grant.request_credits as usize],
-            foreign_reads: HashMap::new(),
+            foreign_reads: OwnMap::default(),
             foreign_reads_posted: 0,
             timer: None,
             drained: false,
@@ -248,7 +252,7 @@ impl StreamState {
         let memory = &mut Memory(&core.device);
         offload
             .session
-            .freed(TaskId(request), &finished.entry, memory, Instant::now());
+            .freed(TaskId(request), &finished.entry, memory, core.now);
         self.perform(core);
         self.send(core);
         true
@@ -256,7 +260,7 @@ impl StreamState {
 
     // --- what completes ---
 
-    /// A receive is complete.
+    /// A receive is complete. `perform` follows.
     pub(crate) fn take_receive(&mut self, core: &mut Core, completion: WorkCompletion) {
         let Some(completion) = self.take_answer(core, completion) else {
             return;
@@ -270,28 +274,27 @@ impl StreamState {
             *place = Some(completion);
             let memory = &mut Memory(&core.device);
             let (slot, length) = (completion.wr_id, completion.length);
-            offload.session.received(slot, length, memory, Instant::now());
-            self.perform(core);
+            offload.session.received(slot, length, memory, core.now);
         } else {
+            self.perform(core); // what is left to the owner keeps its order
             core.report(Event::Completion(completion));
         }
     }
 
-    /// Posted work of `owner` is complete.
+    /// Posted work of `owner` is complete. `perform` follows.
     pub(crate) fn take_work(&mut self, core: &mut Core, owner: WorkOwner, completion: WorkCompletion) {
         if owner == WorkOwner::Caller || owner == WorkOwner::CallersRead {
             core.report(Event::Completion(completion));
         }
         let Some(offload) = &mut self.offload else { return };
-        let (memory, now) = (&mut Memory(&core.device), Instant::now());
+        let (memory, now) = (&mut Memory(&core.device), core.now);
         match owner {
-            WorkOwner::Caller | WorkOwner::Request => return,
+            WorkOwner::Caller | WorkOwner::Request => {}
             WorkOwner::CallersRead => offload.session.foreign_read_done(now),
             WorkOwner::Write(task) => offload.session.written(task, memory, now),
             WorkOwner::Read(task) => offload.session.fetched(task, memory, now),
             WorkOwner::Completion => offload.session.sent(),
         }
-        self.perform(core);
     }
 
     /// An RDMA Read of the owner's shares the read slots with the session's; its memory is held already.
@@ -300,14 +303,18 @@ impl StreamState {
             let key = offload.foreign_reads_posted;
             offload.foreign_reads_posted += 1;
             offload.foreign_reads.insert(key, (work, wr_id, region));
-            offload.session.foreign_read(key, Instant::now());
+            offload.session.foreign_read(key, core.now);
             self.perform(core);
         }
     }
 
     // --- what the session decided ---
 
-    fn perform(&mut self, core: &mut Core) {
+    /// Carry out what the session has decided since the last time.
+    pub(crate) fn perform(&mut self, core: &mut Core) {
+        if self.offload.is_none() {
+            return;
+        }
         while let Some(action) = self.offload.as_mut().and_then(|offload| offload.session.next_action()) {
             self.act(core, action);
         }
@@ -318,19 +325,15 @@ impl StreamState {
         let Some(offload) = &mut self.offload else { return };
         match action {
             Action::Write { task, source, stag, to } => {
-                let payload = Payload::from_iter([Piece::Span(source)]);
+                let payload = Payload::from_iter([Piece::Still(source)]);
                 let (wr_id, owner) = (task.0, WorkOwner::Write(task));
-                self.post_work(
-                    core,
-                    Work::Write {
-                        wr_id,
-                        payload,
-                        stag,
-                        to,
-                    },
-                    Some(source.region),
-                    owner,
-                );
+                let work = Work::Write {
+                    wr_id,
+                    payload,
+                    stag,
+                    to,
+                };
+                self.post_work(work, Held::new(), owner);
             }
             Action::Read { task, sink, stag, to } => {
                 let work = Work::Read {
@@ -339,12 +342,13 @@ impl StreamState {
                     source_stag: stag,
                     source_to: to,
                 };
-                self.post_work(core, work, Some(sink.region), WorkOwner::Read(task));
+                self.post_work(work, Held::new(), WorkOwner::Read(task));
             }
             Action::ForeignRead { key } => {
                 if let Some((work, _, region)) = offload.foreign_reads.remove(&key) {
-                    self.post_work(core, work, Some(region), WorkOwner::CallersRead);
-                    lock(&core.device.table).memories.release(region); // held while it waited
+                    if !self.post_work(work, Held::from_elem(region, 1), WorkOwner::CallersRead) {
+                        core.device.table().memories.release(region); // held while it waited
+                    }
                 }
             }
             Action::Send {
@@ -357,9 +361,9 @@ impl StreamState {
                     invalidate_stag,
                     solicited: false,
                 };
-                self.post_work(core, work, None, WorkOwner::Completion);
+                self.post_work(work, Held::new(), WorkOwner::Completion);
             }
-            Action::Repost { slot } => self.repost(core, slot),
+            Action::Repost { slot } => self.repost(slot),
             Action::Punt { slot, reason, .. } => {
                 core.device.punts.count(reason);
                 let taken = usize::try_from(slot)
@@ -383,39 +387,35 @@ impl StreamState {
         }
     }
 
-    /// Post work of the session's own; nothing happens if the stream has failed, which it then reports itself.
-    fn post_work(&mut self, core: &Core, work: Work, region: Option<RegionId>, owner: WorkOwner) {
+    /// Post work whose memory is held, `regions` for this work alone; false, and nothing happens, if the stream has failed,
+    /// which it then reports itself.
+    fn post_work(&mut self, work: Work, regions: Held, owner: WorkOwner) -> bool {
         let Some(operation) = self.operation.as_mut() else {
-            return;
+            return false;
         };
-        if operation.iwarp.post(work).is_ok() {
-            if let Some(region) = region {
-                lock(&core.device.table).memories.hold(region);
-            }
-            self.held_work.push_back(HeldWork {
-                regions: region.into_iter().collect(),
-                owner,
-            });
+        let posted = operation.iwarp.post(work).is_ok();
+        if posted {
+            self.held_work.push_back(HeldWork { regions, owner });
         }
+        posted
     }
 
-    fn repost(&mut self, core: &Core, slot: u64) {
+    fn repost(&mut self, slot: u64) {
         let Some(offload) = &self.offload else { return };
         let buffer = Span {
             region: offload.receives,
             offset: slot.saturating_mul(offload.max_message_bytes.into()),
             len: offload.max_message_bytes,
         };
-        self.post_slot(core, slot, buffer);
+        self.post_slot(slot, buffer);
     }
 
-    /// Post the receive buffer `slot` again.
-    pub(crate) fn post_slot(&mut self, core: &Core, slot: u64, buffer: Span) {
+    /// Post the receive buffer `slot` again, in memory that the session holds.
+    pub(crate) fn post_slot(&mut self, slot: u64, buffer: Span) {
         if let Some(operation) = self.operation.as_mut()
             && operation.iwarp.post_receive(slot, buffer).is_ok()
         {
-            lock(&core.device.table).memories.hold(buffer.region);
-            self.held_receives.push_back(buffer.region);
+            self.held_receives.push_back(None);
         }
     }
 
@@ -438,7 +438,7 @@ impl StreamState {
         if let Some((timer, _)) = offload.timer.take() {
             core.timers.cancel(&mut Some(timer));
         }
-        let delay = next.saturating_duration_since(Instant::now());
+        let delay = next.saturating_duration_since(core.now);
         offload.timer = Some((core.start_timer(delay, token), next));
     }
 
@@ -449,7 +449,7 @@ impl StreamState {
             return false;
         }
         offload.timer = None;
-        let now = Instant::now();
+        let now = core.now;
         offload.session.tick(now);
         let drain_s = offload.drain.as_secs_f64();
         for stream in offload.blocks.with(|store| store.take_overdue(now)) {
@@ -492,7 +492,7 @@ impl StreamState {
         }
         let mut waiting: Vec<_> = offload.foreign_reads.into_iter().collect();
         waiting.sort_unstable_by_key(|(key, _)| *key);
-        let mut table = lock(&core.device.table);
+        let table = core.device.table();
         waiting
             .into_iter()
             .map(|(_, (_, wr_id, region))| {
@@ -523,7 +523,7 @@ pub fn connect(blocks: &SharedBlocks) {
 #[derive(Default)]
 pub(crate) struct Offloaded {
     /// The channel of each offloaded stream.
-    streams: HashMap<u64, Weak<ChannelShared>>,
+    streams: OwnMap<u64, Weak<ChannelShared>>,
     /// By `SharedBlocks::number`: a channel whose owner uses the store.
-    stores: HashMap<u64, Weak<ChannelShared>>,
+    stores: OwnMap<u64, Weak<ChannelShared>>,
 }

@@ -41,8 +41,8 @@ fn checked_depth(name: &str, depth: u32) -> Result<u16, Error> {
     }
 }
 
-/// The octets of `sge`, or `Error::ApiMisuse`. Called with the device locked, so that a valid region stays one until
-/// its memory is held.
+/// The octets of `sge`, or `Error::ApiMisuse`. Called with the device locked for reading, so that a valid region stays
+/// one until its memory is held.
 fn span_of(sge: &Sge, view: &View) -> Result<Span, Error> {
     let region = &sge.region;
     if !Arc::ptr_eq(&region.shared.device, &view.device) {
@@ -94,7 +94,7 @@ fn writable_span_of(sge: &Sge, view: &View, what: &str) -> Result<Span, Error> {
     Ok(span)
 }
 
-/// The buffers of `receives` with their wr_id. Called with the device locked.
+/// The buffers of `receives` with their wr_id. Called with the device locked for reading.
 pub(crate) fn receive_buffers(receives: &[Recv], view: &View) -> Result<Vec<(u64, Span)>, Error> {
     receives
         .iter()
@@ -102,7 +102,7 @@ pub(crate) fn receive_buffers(receives: &[Recv], view: &View) -> Result<Vec<(u64
         .collect()
 }
 
-/// What `request` asks of the iWARP stream. Refuses anything that could never work. Called with the device locked.
+/// What `request` asks of the iWARP stream. Refuses anything that could never work. Called with the device locked for reading.
 pub(crate) fn prepare(request: WorkRequest, view: &View, ord: u16) -> Result<Work, Error> {
     Ok(match request {
         WorkRequest::Send {
@@ -197,7 +197,7 @@ pub(crate) fn spans_of(work: &Work) -> impl Iterator<Item = &Span> {
         Work::FetchAdd { .. } | Work::CompareSwap { .. } | Work::Immediate { .. } => (&[][..], None),
     };
     let sources = payload.iter().filter_map(|piece| match piece {
-        Piece::Span(span) => Some(span),
+        Piece::Span(span) | Piece::Still(span) => Some(span),
         Piece::Inline(_) => None,
     });
     sources.chain(sink)

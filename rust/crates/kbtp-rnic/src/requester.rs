@@ -108,7 +108,7 @@ impl Requester {
     /// `Error::Io` as the system gives it.
     pub fn wait(&self, batch: u64, timeout: Duration) -> Result<Waited, Error> {
         let channel = &self.stream.shared.channel;
-        let spin = channel.device.options.spin;
+        let spin = channel.device.spin;
         let begin = Instant::now();
         let deadline = begin.checked_add(timeout).unwrap_or(begin + LONGEST_WAIT);
         let mut spin_until = begin + spin;

@@ -19,17 +19,17 @@ use kbtp_proto::limits;
 use kbtp_proto::memory::{RegionId, Span};
 use kbtp_proto::mpa::Negotiated;
 use kbtp_proto::stag::StreamId as ViewId;
-use kbtp_proto::stream::{Event as IwarpEvent, Flushed, PostError, Work, WrKind};
+use kbtp_proto::stream::{PostError, Work};
 use kbtp_proto::target::TaskId;
-use kbtp_proto::types::{TerminateCause, TerminateInfo};
+use kbtp_proto::types::TerminateCause;
 use smallvec::SmallVec;
 
 use crate::api::{Event, Recv, StreamId, WorkRequest};
-use crate::completions::{completion_of, flushed, flushed_receive};
+use crate::completions::completion_of;
 use crate::connector::{Connector, Step};
-use crate::core::{Core, lock};
+use crate::core::Core;
 use crate::device::Pd;
-use crate::error::{EndReason, Error, error_text};
+use crate::error::{EndReason, Error};
 use crate::event_loop::{TimerId, Token};
 use crate::goodbye::Goodbye;
 use crate::initiator::Initiator;
@@ -37,6 +37,7 @@ use crate::offload::Offload;
 use crate::operation::{Operation, Received};
 use crate::posting::{View, prepare, receive_buffers, spans_of};
 use crate::stream::{Shared, Stream};
+use crate::stream_end::Farewell;
 use crate::tcp::Link;
 
 /// After a send failed there may still be a Terminate to read that says why; a flood of other input is not waited out.
@@ -59,13 +60,6 @@ impl State {
             .copied()
             .unwrap_or("?")
     }
-}
-
-/// What becomes of the TCP connection of a stream that ended.
-enum Farewell {
-    Goodbye,
-    Reset,
-    Close,
 }
 
 /// What handles show of a stream.
@@ -106,20 +100,22 @@ pub(crate) struct HeldWork {
 }
 
 pub(crate) struct StreamState {
-    token: Token,
-    facts: Arc<Facts>,
-    state: State,
-    connector: Option<Connector>,
+    pub(crate) token: Token,
+    pub(crate) facts: Arc<Facts>,
+    pub(crate) state: State,
+    pub(crate) connector: Option<Connector>,
     pub(crate) operation: Option<Operation>,
     pub(crate) offload: Option<Box<Offload>>,
     pub(crate) initiator: Option<Box<Initiator>>,
     /// Posted before there was an operation.
-    early_receives: Vec<(u64, Span)>,
-    /// Of each posted work request that is not complete, and of each receive, in order.
+    pub(crate) early_receives: Vec<(u64, Span)>,
+    /// Of each posted work request that is not complete, and of each receive, in order; None for the offloaded session's own.
     pub(crate) held_work: VecDeque<HeldWork>,
-    pub(crate) held_receives: VecDeque<RegionId>,
-    timer: Option<TimerId>,
-    moved_bytes_seen: u64,
+    pub(crate) held_receives: VecDeque<Option<RegionId>>,
+    /// What all work of the offloaded session's own names.
+    pub(crate) session_regions: Held,
+    pub(crate) timer: Option<TimerId>,
+    pub(crate) moved_bytes_seen: u64,
 }
 
 impl StreamState {
@@ -131,7 +127,7 @@ impl StreamState {
         ird: u16,
         ord: u16,
     ) -> Result<Self, Error> {
-        let id = lock(&core.device.table).open_view(pd.id)?;
+        let id = core.device.table_mut().open_view(pd.id)?;
         let facts = Facts {
             id: StreamId(token),
             pd: pd.clone(),
@@ -155,6 +151,7 @@ impl StreamState {
             early_receives: Vec::new(),
             held_work: VecDeque::new(),
             held_receives: VecDeque::new(),
+            session_regions: Held::new(),
             timer: None,
             moved_bytes_seen: 0,
         })
@@ -204,7 +201,7 @@ impl StreamState {
         };
         let mut foreign_reads = Vec::new();
         {
-            let mut table = lock(&core.device.table);
+            let table = core.device.table();
             let ord = self.facts.ord.load(Ordering::Relaxed);
             let view = &self.facts.view;
             let works: Vec<Work> = requests
@@ -239,14 +236,15 @@ impl StreamState {
 
     pub(crate) fn post_recv(&mut self, core: &mut Core, receives: &[Recv]) -> Result<(), Error> {
         let buffers = {
-            let mut table = lock(&core.device.table);
+            let table = core.device.table();
             let buffers = receive_buffers(receives, &self.facts.view)?;
             for (_, span) in &buffers {
                 table.memories.hold(span.region);
             }
             buffers
         };
-        self.held_receives.extend(buffers.iter().map(|(_, span)| span.region));
+        self.held_receives
+            .extend(buffers.iter().map(|(_, span)| Some(span.region)));
         match self.operation.as_mut() {
             None => self.early_receives.extend(buffers),
             Some(operation) => {
@@ -304,7 +302,7 @@ impl StreamState {
     /// It never was: the ULP has not seen it.
     pub(crate) fn discard(&mut self, core: &mut Core) {
         self.set_state(State::Ended);
-        lock(&core.device.table).close_view(self.facts.view.id);
+        core.device.table_mut().close_view(self.facts.view.id);
         self.release_all(core);
     }
 
@@ -428,6 +426,7 @@ impl StreamState {
                     return;
                 }
                 Ok(Received::Octets { bytes, more }) => {
+                    core.busy_stream = Some(self.token);
                     self.take_events(core);
                     budget_bytes = budget_bytes.saturating_sub(bytes);
                     if !more || budget_bytes == 0 {
@@ -454,7 +453,7 @@ impl StreamState {
                 return;
             }
         };
-        let waits = |operation: &Operation| turn_is_over || operation.link.has_unsent();
+        let waits = |operation: &Operation| turn_is_over || operation.has_unsent();
         if self.operation.as_ref().is_some_and(|operation| !waits(operation)) {
             self.take_silence(core);
         }
@@ -468,16 +467,19 @@ impl StreamState {
     fn send_turn(&mut self, core: &mut Core) -> io::Result<bool> {
         let mut budget_bytes = limits::RNIC_PUMP_MAX_BYTES;
         while let Some(operation) = self.operation.as_mut() {
-            operation.link.send_queued()?;
-            if !operation.has_to_send() {
+            if !operation.has_unsent() && !operation.has_to_send() {
                 return Ok(false);
             }
             if budget_bytes == 0 {
                 return Ok(true);
             }
-            let result = operation.send_batch(&core.device);
+            let result = operation.send_batch(&core.device, &mut core.outgoing, core.now);
+            let full = operation.has_unsent();
             self.take_events(core);
             budget_bytes = budget_bytes.saturating_sub(result?);
+            if full {
+                return Ok(false);
+            }
         }
         Ok(false)
     }
@@ -507,7 +509,7 @@ impl StreamState {
         {
             match completion_of(self.facts.id, event) {
                 Ok(completion) if completion.opcode.of_receive() => {
-                    released.extend(self.held_receives.pop_front());
+                    released.extend(self.held_receives.pop_front().flatten());
                     self.take_receive(core, completion);
                 }
                 Ok(completion) => {
@@ -516,195 +518,16 @@ impl StreamState {
                         self.take_work(core, owner, completion);
                     }
                 }
-                Err(end) => self.take_end(core, end),
-            }
-        }
-        if !released.is_empty() {
-            let mut table = lock(&core.device.table);
-            released.into_iter().for_each(|region| table.memories.release(region));
-        }
-    }
-
-    fn take_end(&mut self, core: &mut Core, event: IwarpEvent) {
-        let peer = &self.facts.remote_address;
-        match event {
-            IwarpEvent::TerminateReceived { info } => {
-                core.log(
-                    log::Level::Debug,
-                    format!("{peer} ended the stream with Terminate {info}"),
-                );
-                if let Some(operation) = self.operation.as_mut() {
-                    operation.link.drop_unsent();
+                Err(end) => {
+                    self.perform(core);
+                    self.take_end(core, end);
                 }
-                let message = format!("{peer} ended the stream: {info}");
-                let reason = EndReason::ConnectionLost {
-                    message,
-                    terminate: Some(info.clone()),
-                };
-                self.end_with(core, Some(reason), Some(info), Farewell::Goodbye, None);
             }
-            IwarpEvent::Failed { error } => {
-                core.log(
-                    log::Level::Debug,
-                    format!("{peer} broke the protocol: {error}; its stream ends"),
-                );
-                self.end(core, Some(EndReason::PeerMisbehaved(error)));
-            }
-            _ => {}
         }
-    }
-
-    fn take_eof(&mut self, core: &mut Core, whole: bool) {
-        let (peer, outstanding) = (&self.facts.remote_address, self.held_work.len());
-        let reason = if !whole {
-            Some(EndReason::lost(format!(
-                "{peer} closed the connection in the middle of a message"
-            )))
-        } else if outstanding > 0 {
-            Some(EndReason::lost(format!(
-                "{peer} closed the connection with {outstanding} work requests outstanding"
-            )))
-        } else {
-            None
-        };
-        self.end(core, reason);
-    }
-
-    fn take_loss(&mut self, core: &mut Core, error: &io::Error) {
-        let (peer, why) = (&self.facts.remote_address, error_text(error));
-        let reason = EndReason::lost(format!("the connection to {peer} was lost: {why}"));
-        self.end_with(core, Some(reason), None, Farewell::Close, None);
-    }
-
-    /// Disconnecting: everything owed to the peer has left; FIN once everything posted is done too.
-    fn take_silence(&mut self, core: &mut Core) {
-        let busy = !self.held_work.is_empty() || self.is_draining();
-        let Some(operation) = self.operation.as_mut() else {
-            return;
-        };
-        if self.state != State::Disconnecting || operation.link.send_finished || busy {
-            return;
-        }
-        match operation.link.finish_sending() {
-            Ok(()) => self.watch_disconnect(core),
-            Err(error) => self.take_loss(core, &error),
-        }
-    }
-
-    // --- within ---
-
-    fn set_state(&mut self, state: State) {
-        self.state = state;
-        self.facts.state.store(state as u8, Ordering::Relaxed);
-    }
-
-    pub(crate) fn watch_disconnect(&mut self, core: &mut Core) {
-        core.timers.cancel(&mut self.timer);
-        self.moved_bytes_seen = self
-            .operation
-            .as_ref()
-            .map_or(0, |operation| operation.link.moved_bytes);
-        self.timer = Some(core.start_timer(core.options().disconnect, self.token));
-    }
-
-    fn disconnect_timed_out(&mut self, core: &mut Core) {
-        let Some(operation) = self.operation.as_ref() else {
-            return;
-        };
-        let finished = operation.link.send_finished;
-        if !finished && operation.link.moved_bytes != self.moved_bytes_seen {
-            self.watch_disconnect(core);
-            return;
-        }
-        let what = if finished {
-            "did not close its side"
-        } else {
-            "did not let the posted work finish"
-        };
-        let (peer, limit_s) = (&self.facts.remote_address, core.options().disconnect.as_secs_f64());
-        let reason = EndReason::DeadlineExceeded(format!("{peer} {what} within {limit_s:?} s of disconnect"));
-        self.end_with(core, Some(reason), None, Farewell::Reset, None);
-    }
-
-    pub(crate) fn end(&mut self, core: &mut Core, reason: Option<EndReason>) {
-        self.end_with(core, reason, None, Farewell::Goodbye, None);
-    }
-
-    /// Make placement impossible, flush, report the end, and let the connection go (profile 3).
-    fn end_with(
-        &mut self,
-        core: &mut Core,
-        reason: Option<EndReason>,
-        terminate: Option<TerminateInfo>,
-        farewell: Farewell,
-        event: Option<Event>,
-    ) {
-        if self.has_ended() {
-            return;
-        }
-        self.set_state(State::Ended);
-        lock(&core.device.table).close_view(self.facts.view.id);
-        core.timers.cancel(&mut self.timer);
-        if let Some(connector) = self.connector.take() {
-            connector.close_now(core);
-        }
-        for (wr_id, _) in mem::take(&mut self.early_receives) {
-            core.report(Event::Completion(flushed_receive(self.facts.id, wr_id)));
-        }
-        let mut operation = self.operation.take();
-        let mut cause = None;
-        if let Some(operation) = operation.as_mut() {
-            operation.link.unwatch(core.poller());
-            cause = operation.stop(&core.device);
-        }
-        let foreign_reads = self.end_offloaded(core);
-        self.end_initiator(core);
-        if let Some(operation) = operation.as_mut() {
-            self.flush(core, operation, &foreign_reads);
-        }
-        self.release_all(core);
-        core.report(event.unwrap_or(Event::StreamEnded {
-            stream: self.facts.id,
-            reason,
-            terminate,
-            cause,
-        }));
-        match (operation, farewell) {
-            (Some(operation), Farewell::Goodbye) => Goodbye::start(core, self.token, operation.link),
-            (Some(operation), Farewell::Reset) => operation.link.reset(),
-            (_, Farewell::Close) | (None, _) => {}
-        }
-    }
-
-    /// Report what is not done, but for the offloaded session's own; `foreign_reads` had not been posted yet.
-    fn flush(&mut self, core: &mut Core, operation: &mut Operation, foreign_reads: &[u64]) {
-        let (receives, works): (Vec<_>, Vec<_>) = operation
-            .flush(&core.device)
-            .into_iter()
-            .partition(|work| work.kind == WrKind::Receive);
-        // The last of the held work is what is flushed; completions that nobody took come before it.
-        let taken = self.held_work.len().saturating_sub(works.len());
-        let owners = self.held_work.iter().skip(taken).map(|held| held.owner);
-        let own = |owner| matches!(owner, WorkOwner::Caller | WorkOwner::CallersRead);
-        let reported: Vec<_> = works
-            .into_iter()
-            .zip(owners)
-            .filter_map(|(work, owner)| own(owner).then_some(work))
-            .collect();
-        let waiting = foreign_reads.iter().map(|&wr_id| Flushed {
-            wr_id,
-            kind: WrKind::Read,
-        });
-        for work in reported.into_iter().chain(waiting).chain(receives) {
-            core.report(Event::Completion(flushed(self.facts.id, work)));
-        }
-    }
-
-    fn release_all(&mut self, core: &mut Core) {
-        let mut table = lock(&core.device.table);
-        let of_work = self.held_work.drain(..).flat_map(|held| held.regions);
-        for region in of_work.chain(self.held_receives.drain(..)) {
-            table.memories.release(region);
+        self.perform(core);
+        if !released.is_empty() {
+            let table = core.device.table();
+            released.into_iter().for_each(|region| table.memories.release(region));
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Allocation quotas (draft 3.4): what each initiator may hold, and what it holds.
 
-use std::collections::HashMap;
-
+use crate::own_maps::OwnMap;
 use crate::types::ApiMisuse;
 
 /// Names a holder, one for each grant; what the number stands for is the caller's.
@@ -21,7 +20,7 @@ struct Account {
 #[derive(Clone, Debug)]
 pub struct QuotaLedger {
     left: u32,
-    accounts: HashMap<HolderId, Account>,
+    accounts: OwnMap<HolderId, Account>,
 }
 
 #[allow(missing_docs, clippy::missing_errors_doc, reason = "those of kbtp.blocks.quota")]
@@ -32,7 +31,7 @@ impl QuotaLedger {
         }
         Ok(Self {
             left: total_blocks,
-            accounts: HashMap::new(),
+            accounts: OwnMap::default(),
         })
     }
 

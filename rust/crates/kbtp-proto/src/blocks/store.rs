@@ -11,7 +11,6 @@
 //!                     <------- abort ------                             \-- while pinned: waiting --/
 //! ```
 
-use std::collections::HashMap;
 use std::time::Instant;
 
 use smallvec::SmallVec;
@@ -23,6 +22,7 @@ use super::quota::{HolderId, QuotaLedger};
 use super::ring::{FreeBlockRing, RingMemory};
 use super::table::{BlockTable, Entry, check_writable};
 use super::words::Words;
+use crate::own_maps::OwnMap;
 use crate::types::{ApiMisuse, BlockOffset, Generation, Handle, Status, Ticket};
 
 /// Names who holds a pin: the stream that is to end if its LOAD does not drain (profile 6.1).
@@ -159,9 +159,9 @@ pub struct BlockStore {
     quotas: QuotaLedger,
     ranges: AssignedRanges,
     clear_on_free: Option<ClearBlock>,
-    filling: HashMap<Handle, Filling>,
-    pins: HashMap<BlockOffset, SmallVec<[Pin; 2]>>,
-    waiting_frees: HashMap<BlockOffset, WaitingFree>,
+    filling: OwnMap<Handle, Filling>,
+    pins: OwnMap<BlockOffset, SmallVec<[Pin; 2]>>,
+    waiting_frees: OwnMap<BlockOffset, WaitingFree>,
     pins_made: u64,
     frees_waited: u64,
 }
@@ -189,9 +189,9 @@ impl BlockStore {
             ring: FreeBlockRing::new(memory.ring, form, pool, config.first_ticket)?,
             quotas: QuotaLedger::new(config.block_count)?,
             clear_on_free,
-            filling: HashMap::new(),
-            pins: HashMap::new(),
-            waiting_frees: HashMap::new(),
+            filling: OwnMap::default(),
+            pins: OwnMap::default(),
+            waiting_frees: OwnMap::default(),
             pins_made: 0,
             frees_waited: 0,
         })

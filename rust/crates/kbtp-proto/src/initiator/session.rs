@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::handles::HandleChooser;
-use crate::numbers::NumberMap;
+use crate::own_maps::OwnMap;
 use crate::types::{Generation, Handle, PeerMisbehaved, RequestFlag, Status, TerminateCause};
 use crate::wire::{Completion, DataDescriptor, Operation as Kind, Packed, Request};
 
@@ -87,7 +87,7 @@ pub struct Session<C> {
     terms: Terms,
     handles: HandleChooser,
     queue: VecDeque<Operation<C>>,
-    outstanding: NumberMap<Outstanding<C>>,
+    outstanding: OwnMap<u64, Outstanding<C>>,
     next_request_id: u64,
 }
 
@@ -99,7 +99,7 @@ impl<C> Session<C> {
             terms,
             handles: HandleChooser::new(terms.first_handle, terms.handle_count),
             queue: VecDeque::new(),
-            outstanding: NumberMap::default(),
+            outstanding: OwnMap::default(),
             next_request_id: FIRST_REQUEST_ID,
         }
     }

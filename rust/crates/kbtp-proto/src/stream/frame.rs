@@ -1,94 +1,165 @@
 //! FPDUs on their way out: what of them lies in registered memory, and what was built here.
 
-use super::work::{Gather, Spans, WorkId};
+use std::collections::VecDeque;
+
+use super::work::{Gather, WorkId};
 use crate::crc32c;
 use crate::fpdu::{FpduEncoder, LENGTH_BYTES, Tail, length_field, pad_bytes};
-use crate::limits::DDP_UNTAGGED_HEADER_BYTES;
 use crate::memory::{Octets, Span};
-
-const HEAD_MAX_BYTES: usize = LENGTH_BYTES + DDP_UNTAGGED_HEADER_BYTES;
 
 /// A payload up to this long is always copied: that costs less than two more pieces in a `sendmsg`.
 const COPY_MAX_BYTES: u32 = 1024;
 
-/// Buffers kept for the next FPDUs, a stream: what is built ahead of the socket is not much more.
-const SPARES_MAX: usize = 4;
-
-/// One FPDU, to be sent as `head`, `spans` and `tail` one after the other.
-///
-/// The memory that `spans` name must stay as it is until all of it was sent: the CRC is in `tail` already. Hand the FPDU
-/// back by `IwarpStream::fpdu_sent` when the system took its last octet, or drop it if it never will. A stream that ends
-/// gives the memory back to its owner while an FPDU may still be half sent: `detach` it then.
-#[derive(Debug)]
-pub struct Fpdu {
-    /// The whole FPDU if its payload was copied, else empty.
-    whole: Vec<u8>,
-    head: [u8; HEAD_MAX_BYTES],
-    head_bytes: usize,
-    spans: Spans,
-    spans_bytes: usize,
-    tail: Option<Tail>,
-    pub(super) completes: Option<WorkId>,
+/// A piece of what goes out next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part<'a> {
+    /// Octets that were built or copied here.
+    Own(&'a [u8]),
+    /// Octets that go out from where they lie.
+    Registered(Span),
 }
 
-impl Fpdu {
-    fn copied(whole: Vec<u8>) -> Self {
-        Self {
-            whole,
-            head: [0; HEAD_MAX_BYTES],
-            head_bytes: 0,
-            spans: Spans::new(),
-            spans_bytes: 0,
-            tail: None,
-            completes: None,
+impl Part<'_> {
+    /// How many octets.
+    #[must_use]
+    pub fn length_bytes(&self) -> usize {
+        match self {
+            Self::Own(octets) => octets.len(),
+            Self::Registered(span) => span.len as usize,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// So many of `Outgoing::own`.
+    Own(usize),
+    Registered(Span),
+}
+
+/// FPDUs of one stream that were built and are not all sent.
+///
+/// The memory that `parts` names must stay as it is until it was sent: its CRC is taken already. Hand what the system took
+/// to `IwarpStream::sent`. A stream that ends gives the memory back to its owner while an FPDU may still be half sent:
+/// `copy_rest` it then, or drop it.
+#[derive(Debug, Default)]
+pub struct Outgoing {
+    own: Vec<u8>,
+    /// How many of `own` are sent.
+    own_sent: usize,
+    places: VecDeque<Place>,
+    left_bytes: usize,
+    /// Of all that was built since nothing was left.
+    sent_bytes: usize,
+    /// Which work is complete when so many octets are sent.
+    completions: VecDeque<(usize, WorkId)>,
+}
+
+impl Outgoing {
+    /// Everything is sent.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.left_bytes == 0
+    }
+
+    /// Octets that are not sent.
+    #[must_use]
+    pub fn left_bytes(&self) -> usize {
+        self.left_bytes
+    }
+
+    /// How many `parts` there are.
+    #[must_use]
+    pub fn part_count(&self) -> usize {
+        self.places.len()
+    }
+
+    /// What is not sent, in order.
+    pub fn parts(&self) -> impl Iterator<Item = Part<'_>> {
+        let mut own = self.own.get(self.own_sent..).unwrap_or_default();
+        self.places.iter().map(move |place| match place {
+            Place::Own(bytes) => {
+                let (part, rest) = own.split_at((*bytes).min(own.len()));
+                own = rest;
+                Part::Own(part)
+            }
+            Place::Registered(span) => Part::Registered(*span),
+        })
+    }
+
+    /// Append what is not sent to `into`; nothing is left then.
+    pub fn copy_rest(&mut self, octets: &dyn Octets, into: &mut Vec<u8>) {
+        for part in self.parts() {
+            match part {
+                Part::Own(own) => into.extend_from_slice(own),
+                Part::Registered(span) => octets.read(span, into),
+            }
+        }
+        self.clear();
+    }
+
+    /// Forget everything; the allocations stay.
+    pub fn clear(&mut self) {
+        self.own.clear();
+        self.places.clear();
+        self.completions.clear();
+        (self.own_sent, self.left_bytes, self.sent_bytes) = (0, 0, 0);
+    }
+
+    /// The next `bytes` are sent; calls `complete` with the work that is complete now.
+    pub(super) fn sent(&mut self, bytes: usize, mut complete: impl FnMut(WorkId)) {
+        let mut bytes = bytes.min(self.left_bytes);
+        self.left_bytes -= bytes;
+        self.sent_bytes += bytes;
+        while bytes > 0
+            && let Some(place) = self.places.front_mut()
+        {
+            let all = match place {
+                Place::Own(length) => *length,
+                Place::Registered(span) => span.len as usize,
+            };
+            let part = bytes.min(all);
+            bytes -= part;
+            self.own_sent += if matches!(place, Place::Own(_)) { part } else { 0 };
+            if part == all {
+                self.places.pop_front();
+                continue;
+            }
+            *place = match *place {
+                Place::Own(length) => Place::Own(length - part),
+                Place::Registered(span) => Place::Registered(span.part(part as u32, span.len)),
+            };
+        }
+        while let Some((due_bytes, work)) = self.completions.front().copied()
+            && due_bytes <= self.sent_bytes
+        {
+            self.completions.pop_front();
+            complete(work);
+        }
+        if self.left_bytes == 0 {
+            self.clear();
         }
     }
 
-    /// The first octets; all of them if the payload was copied.
-    #[must_use]
-    pub fn head(&self) -> &[u8] {
-        if self.whole.is_empty() {
-            self.head.get(..self.head_bytes).unwrap_or_default()
+    /// `work` is complete when all that was built so far is sent.
+    pub(super) fn completes(&mut self, work: WorkId) {
+        self.completions.push_back((self.sent_bytes + self.left_bytes, work));
+    }
+
+    /// What was appended to `own` since it had `start` octets goes out next.
+    fn put_own(&mut self, start: usize) {
+        let bytes = self.own.len() - start;
+        self.left_bytes += bytes;
+        if let Some(Place::Own(length)) = self.places.back_mut() {
+            *length += bytes;
         } else {
-            &self.whole
+            self.places.push_back(Place::Own(bytes));
         }
     }
 
-    /// The payload where it lies.
-    #[must_use]
-    pub fn spans(&self) -> &[Span] {
-        &self.spans
-    }
-
-    /// PAD and CRC, if they are not in `head`.
-    #[must_use]
-    pub fn tail(&self) -> &[u8] {
-        self.tail.as_ref().map_or(&[], Tail::octets)
-    }
-
-    /// Octets on the wire.
-    #[must_use]
-    pub fn total_len(&self) -> usize {
-        self.head().len() + self.spans_bytes + self.tail().len()
-    }
-
-    /// Copy the payload, so that its memory may change and go from here on.
-    pub fn detach(&mut self, octets: &dyn Octets) {
-        if self.spans.is_empty() {
-            return;
-        }
-        let mut whole = Vec::with_capacity(self.total_len());
-        whole.extend_from_slice(self.head());
-        for span in &self.spans {
-            octets.read(*span, &mut whole);
-        }
-        whole.resize(self.head_bytes + self.spans_bytes, 0);
-        whole.extend_from_slice(self.tail());
-        let completes = self.completes;
-        *self = Self {
-            completes,
-            ..Self::copied(whole)
-        };
+    fn put_span(&mut self, span: Span) {
+        self.left_bytes += span.len as usize;
+        self.places.push_back(Place::Registered(span));
     }
 }
 
@@ -97,77 +168,68 @@ impl Fpdu {
 pub(super) struct Framer {
     crc: bool,
     markers: Option<FpduEncoder>,
-    spares: Vec<Vec<u8>>,
 }
 
 impl Framer {
     pub(super) fn new(crc: bool, markers: bool) -> Self {
         let markers = markers.then(|| FpduEncoder::new(crc, true));
-        Self {
-            crc,
-            markers,
-            spares: Vec::new(),
-        }
-    }
-
-    pub(super) fn recycle(&mut self, fpdu: Fpdu) {
-        self.keep(fpdu.whole);
-    }
-
-    fn keep(&mut self, mut spare: Vec<u8>) {
-        if spare.capacity() > 0 && self.spares.len() < SPARES_MAX {
-            spare.clear();
-            self.spares.push(spare);
-        }
+        Self { crc, markers }
     }
 
     /// The FPDU of `header` and the next `size` octets of `payload`.
-    pub(super) fn gather(&mut self, header: &[u8], payload: &mut Gather, size: u32, octets: &dyn Octets) -> Fpdu {
+    pub(super) fn gather(
+        &mut self,
+        header: &[u8],
+        payload: &mut Gather,
+        size: u32,
+        octets: &dyn Octets,
+        out: &mut Outgoing,
+    ) {
         if self.markers.is_none() && size > COPY_MAX_BYTES {
             // Without a CRC a change on the way is only a torn payload, which is the caller's own affair.
             if let Some(spans) = payload.take_spans(size, |span| !self.crc || octets.is_still(span)) {
-                return self.scattered(header, spans, size, octets);
+                self.scattered(header, &spans, size, octets, out);
+                return;
             }
         }
-        self.copied(header, size, |whole| payload.take_copy(size, octets, whole))
+        self.copied(header, size, out, |own| payload.take_copy(size, octets, own));
     }
 
     /// The FPDU of `header` and `size` octets that `append` adds.
-    pub(super) fn copied(&mut self, header: &[u8], size: u32, append: impl FnOnce(&mut Vec<u8>)) -> Fpdu {
-        let mut whole = self.spares.pop().unwrap_or_default();
-        let ulpdu_bytes = header.len() + size as usize;
-        whole.extend_from_slice(&length_field(ulpdu_bytes as u16));
-        whole.extend_from_slice(header);
-        append(&mut whole);
-        whole.resize(LENGTH_BYTES + ulpdu_bytes + pad_bytes(ulpdu_bytes), 0);
+    pub(super) fn copied(&mut self, header: &[u8], size: u32, out: &mut Outgoing, append: impl FnOnce(&mut Vec<u8>)) {
+        let (start, ulpdu_bytes) = (out.own.len(), header.len() + size as usize);
         if let Some(encoder) = &mut self.markers {
-            let ulpdu = whole.get(LENGTH_BYTES..LENGTH_BYTES + ulpdu_bytes).unwrap_or_default();
-            let mut marked = self.spares.pop().unwrap_or_default();
-            encoder.encode(&[ulpdu], &mut marked);
-            self.keep(whole);
-            return Fpdu::copied(marked);
+            let mut ulpdu = header.to_vec();
+            append(&mut ulpdu);
+            ulpdu.resize(ulpdu_bytes, 0);
+            encoder.encode(&[&ulpdu], &mut out.own);
+            out.put_own(start);
+            return;
         }
+        out.own.extend_from_slice(&length_field(ulpdu_bytes as u16));
+        out.own.extend_from_slice(header);
+        append(&mut out.own);
+        out.own
+            .resize(start + LENGTH_BYTES + ulpdu_bytes + pad_bytes(ulpdu_bytes), 0);
         // With CRC off the field is there all the same, any content (RFC 5044 4.4).
-        let crc = if self.crc { crc32c::update(0, &whole) } else { 0 };
-        whole.extend_from_slice(&crc32c::wire(crc));
-        Fpdu::copied(whole)
+        let body = out.own.get(start..).unwrap_or_default();
+        let crc = if self.crc { crc32c::update(0, body) } else { 0 };
+        out.own.extend_from_slice(&crc32c::wire(crc));
+        out.put_own(start);
     }
 
-    fn scattered(&self, header: &[u8], spans: Spans, size: u32, octets: &dyn Octets) -> Fpdu {
-        let mut fpdu = Fpdu::copied(Vec::new());
-        let ulpdu_bytes = header.len() + size as usize;
-        let (length, rest) = fpdu.head.split_at_mut(LENGTH_BYTES);
-        length.copy_from_slice(&length_field(ulpdu_bytes as u16));
-        for (to, from) in rest.iter_mut().zip(header) {
-            *to = *from;
-        }
-        fpdu.head_bytes = LENGTH_BYTES + header.len();
+    fn scattered(&self, header: &[u8], spans: &[Span], size: u32, octets: &dyn Octets, out: &mut Outgoing) {
+        let (start, ulpdu_bytes) = (out.own.len(), header.len() + size as usize);
+        out.own.extend_from_slice(&length_field(ulpdu_bytes as u16));
+        out.own.extend_from_slice(header);
         let crc = self.crc.then(|| {
-            let head = crc32c::update(0, fpdu.head.get(..fpdu.head_bytes).unwrap_or_default());
+            let head = crc32c::update(0, out.own.get(start..).unwrap_or_default());
             spans.iter().fold(head, |state, span| octets.crc32c(state, *span))
         });
-        fpdu.tail = Some(Tail::new(ulpdu_bytes, crc));
-        (fpdu.spans, fpdu.spans_bytes) = (spans, size as usize);
-        fpdu
+        out.put_own(start);
+        spans.iter().for_each(|span| out.put_span(*span));
+        let behind = out.own.len();
+        out.own.extend_from_slice(Tail::new(ulpdu_bytes, crc).octets());
+        out.put_own(behind);
     }
 }

@@ -3,7 +3,7 @@
 //! How the parts fit:
 //!
 //! ```text
-//! post         -> Outbound: queue -> message -> segments -> next_fpdu
+//! post         -> Outbound: queue -> message -> segments -> build_fpdu
 //! receive      -> Intake: FPDUs -> segments; Inbound: checks -> placement -> next_event
 //! StreamState: what both need: outstanding requests, owed responses, events, how the stream ends
 //! ```
@@ -12,7 +12,7 @@
 //! the caller's `Octets` or by the kernel. And a Send or Write completes when the caller says that its last FPDU was
 //! sent, not when that was built.
 //!
-//! The caller moves octets: hand `receive` whatever TCP gives, write what `next_fpdu` builds, and drain `next_event`
+//! The caller moves octets: hand `receive` whatever TCP gives, write what `build_fpdu` builds, and drain `next_event`
 //! after both, since either may end the stream. To save a copy, ask `direct` after each `receive`:
 //!
 //! ```text
@@ -28,7 +28,7 @@ mod state;
 mod work;
 
 pub use events::{Event, Flushed, WrKind};
-pub use frame::Fpdu;
+pub use frame::{Outgoing, Part};
 pub use work::{Inline, Payload, Piece, PostError, Work};
 
 use crate::memory::{Octets, Span, StreamMemory};
@@ -107,22 +107,19 @@ impl IwarpStream {
 
     // --- moving octets ---
 
-    /// The next FPDU to send; None if nothing may be sent now.
+    /// Append the next FPDU to `out`, which is this stream's alone until it is empty; false if nothing may be sent now.
     ///
     /// A Read Response whose source is refused makes the stream fail in here.
-    pub fn next_fpdu(&mut self, memory: &mut dyn StreamMemory, octets: &dyn Octets) -> Option<Fpdu> {
-        self.outbound.next_fpdu(&mut self.state, memory, octets)
+    pub fn build_fpdu(&mut self, memory: &mut dyn StreamMemory, octets: &dyn Octets, out: &mut Outgoing) -> bool {
+        self.outbound.build_fpdu(&mut self.state, memory, octets, out)
     }
 
-    /// The system took the last octet of `fpdu`. Say so in the order of `next_fpdu`.
-    pub fn fpdu_sent(&mut self, fpdu: Fpdu) {
-        if fpdu.completes.is_some() {
-            self.state.complete(fpdu.completes, Done::Sent);
-        }
-        self.outbound.recycle(fpdu);
+    /// The system took the next `bytes` octets of `out`.
+    pub fn sent(&mut self, out: &mut Outgoing, bytes: usize) {
+        out.sent(bytes, |work| self.state.complete(Some(work), Done::Sent));
     }
 
-    /// True if `next_fpdu` would return something.
+    /// True if `build_fpdu` would build something.
     #[must_use]
     pub fn wants_to_send(&self) -> bool {
         self.outbound.wants_to_send(&self.state)
@@ -200,7 +197,7 @@ impl IwarpStream {
     /// End the stream without a further word (a queued Terminate still goes out) and give up what is outstanding.
     ///
     /// Each work request that was not reported complete is in the result once, in order of posting, receives last.
-    /// FPDUs that were built and not sent are the caller's to `detach` or drop before the memory goes back.
+    /// What was built and not sent is the caller's to copy or drop before the memory goes back.
     pub fn flush(&mut self, memory: &mut dyn StreamMemory) -> Vec<Flushed> {
         self.outbound.drop_work();
         self.state.flush(memory)
@@ -224,7 +221,7 @@ impl IwarpStream {
         self.state.failed && self.state.terminate_payload.is_none()
     }
 
-    /// `next_fpdu` has handed the Terminate out.
+    /// `build_fpdu` has built the Terminate.
     #[must_use]
     pub fn terminate_sent(&self) -> bool {
         self.state.sent_cause.is_some() && self.state.terminate_payload.is_none()

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use super::frame::{Fpdu, Framer};
+use super::frame::{Framer, Outgoing};
 use super::state::StreamState;
 use super::work::{Awaiting, Gather, Job, OpenRead, Owed, What, WorkId};
 use crate::ddp::{Cut, Segment, TaggedHeader, UntaggedHeader, cut, pack_tagged, pack_untagged};
@@ -101,10 +101,6 @@ impl Outbound {
         self.message = None;
     }
 
-    pub(super) fn recycle(&mut self, fpdu: Fpdu) {
-        self.framer.recycle(fpdu);
-    }
-
     pub(super) fn wants_to_send(&self, state: &StreamState) -> bool {
         if state.failed {
             return state.terminate_payload.is_some();
@@ -112,25 +108,28 @@ impl Outbound {
         state.may_send && (self.message.is_some() || !state.owed.is_empty() || self.may_begin_work(state))
     }
 
-    pub(super) fn next_fpdu(
+    /// Append the next FPDU to `out`; false if nothing may be sent now.
+    pub(super) fn build_fpdu(
         &mut self,
         state: &mut StreamState,
         memory: &mut dyn StreamMemory,
         octets: &dyn Octets,
-    ) -> Option<Fpdu> {
+        out: &mut Outgoing,
+    ) -> bool {
         if !state.failed {
             if !state.may_send {
-                return None;
+                return false;
             }
             if self.message.is_none() {
                 self.message = self.begin_message(state, memory);
             }
-            match self.next_segment(state, memory, octets)? {
-                Ok(fpdu) => return Some(fpdu),
-                Err((error, offender)) => state.fail(error, offender.as_ref()),
+            match self.next_segment(state, memory, octets, out) {
+                None => return false,
+                Some(Ok(())) => return true,
+                Some(Err((error, offender))) => state.fail(error, offender.as_ref()),
             }
         }
-        self.terminate_fpdu(state)
+        self.build_terminate(state, out)
     }
 
     /// None if no message is under way.
@@ -139,43 +138,43 @@ impl Outbound {
         state: &mut StreamState,
         memory: &mut dyn StreamMemory,
         octets: &dyn Octets,
-    ) -> Option<Result<Fpdu, (PeerMisbehaved, Option<Offender>)>> {
+        out: &mut Outgoing,
+    ) -> Option<Result<(), (PeerMisbehaved, Option<Offender>)>> {
         let message = self.message.as_mut()?;
         let segment = message.segments.next()?;
-        let mut fpdu = match message.body.fpdu(segment, &mut self.framer, memory, octets) {
-            Ok(fpdu) => fpdu,
-            Err((error, left)) => return Some(Err((error, offender_of(state.owed.front(), &left)))),
-        };
+        if let Err((error, left)) = message.body.build(segment, &mut self.framer, memory, octets, out) {
+            return Some(Err((error, offender_of(state.owed.front(), &left))));
+        }
         if segment.last {
             match message.finish {
-                Finish::Work(id) => fpdu.completes = id,
+                Finish::Work(id) => id.into_iter().for_each(|id| out.completes(id)),
                 Finish::Owed => drop(state.owed.pop_front()),
                 Finish::Nothing => {}
             }
             self.message = None;
         }
-        Some(Ok(fpdu))
+        Some(Ok(()))
     }
 
     /// RFC 5040 4.8: queue 2, MSN 1, one segment; nothing follows it.
-    fn terminate_fpdu(&mut self, state: &mut StreamState) -> Option<Fpdu> {
+    fn build_terminate(&mut self, state: &mut StreamState, out: &mut Outgoing) -> bool {
         self.message = None;
-        let payload = state.terminate_payload.take()?;
+        let Some(payload) = state.terminate_payload.take() else {
+            return false;
+        };
         let msn = self.take_msn(QN_TERMINATE);
         let control = control_octet(RdmapOpcode::Terminate);
-        let header = UntaggedHeader {
+        let header = pack_untagged(&UntaggedHeader {
             control,
             ulp_word: 0,
             qn: QN_TERMINATE,
             msn,
             mo: 0,
             last: true,
-        };
-        let header = pack_untagged(&header);
-        Some(
-            self.framer
-                .copied(&header, payload.len() as u32, |whole| whole.extend_from_slice(&payload)),
-        )
+        });
+        let append = |own: &mut Vec<u8>| own.extend_from_slice(&payload);
+        self.framer.copied(&header, payload.len() as u32, out, append);
+        true
     }
 
     // --- which message is next ---
@@ -306,14 +305,15 @@ impl Outbound {
 }
 
 impl Body {
-    /// The FPDU of a segment. The error is that of a Read whose source is refused, with what was left of it.
-    fn fpdu(
+    /// Append the FPDU of a segment. The error is that of a Read whose source is refused, with what was left of it.
+    fn build(
         &mut self,
         segment: Segment,
         framer: &mut Framer,
         memory: &mut dyn StreamMemory,
         octets: &dyn Octets,
-    ) -> Result<Fpdu, (PeerMisbehaved, ReadRequest)> {
+        out: &mut Outgoing,
+    ) -> Result<(), (PeerMisbehaved, ReadRequest)> {
         let Segment { offset, size, last } = segment;
         match self {
             Self::Untagged {
@@ -332,7 +332,7 @@ impl Body {
                     mo: offset,
                     last,
                 });
-                Ok(framer.gather(&header, payload, size, octets))
+                framer.gather(&header, payload, size, octets, out);
             }
             Self::Write { stag, to, payload } => {
                 let (control, to) = (control_octet(RdmapOpcode::Write), to.wrapping_add(offset.into()));
@@ -342,7 +342,7 @@ impl Body {
                     to,
                     last,
                 });
-                Ok(framer.gather(&header, payload, size, octets))
+                framer.gather(&header, payload, size, octets, out);
             }
             Self::ReadResponse(request) => {
                 let left = request.advanced(offset);
@@ -354,16 +354,20 @@ impl Body {
                     last,
                 });
                 if size == 0 {
-                    return Ok(framer.copied(&header, 0, |_| {})); // looks at no STag (RFC 5040 5.2.1)
+                    framer.copied(&header, 0, out, |_| {}); // looks at no STag (RFC 5040 5.2.1)
+                    return Ok(());
                 }
                 // The source is looked up before each segment, for all that is left: a revoked STag gives nothing more
-                // away. It is always copied, for nobody tells its owner how long it is being read.
-                match memory.read_source(left.source_stag, left.source_to, left.size) {
-                    Ok(source) => Ok(framer.copied(&header, size, |whole| octets.read(source.part(0, size), whole))),
-                    Err(error) => Err((error, left)),
-                }
+                // away. It is always copied, for nobody tells its owner how long it is being read: the owner may change
+                // it, or revoke it while the socket is full, and what was built is then still what its CRC says.
+                let source = match memory.read_source(left.source_stag, left.source_to, left.size) {
+                    Ok(source) => source.part(0, size),
+                    Err(error) => return Err((error, left)),
+                };
+                framer.copied(&header, size, out, |own| octets.read(source, own));
             }
         }
+        Ok(())
     }
 }
 

@@ -17,8 +17,10 @@ pub type Inline = SmallVec<[u8; 64]>;
 /// A part of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Piece {
-    /// Octets that are read when their FPDU is built, or when it is sent.
+    /// Octets that are read when their FPDU is built, or when it is sent if `Octets::is_still` says so.
     Span(Span),
+    /// Octets that nobody changes before the work completes, as whoever posts this vouches for.
+    Still(Span),
     /// Octets of the stream's own.
     Inline(Inline),
 }
@@ -26,14 +28,14 @@ pub enum Piece {
 impl Piece {
     fn len(&self) -> u64 {
         match self {
-            Self::Span(span) => span.len.into(),
+            Self::Span(span) | Self::Still(span) => span.len.into(),
             Self::Inline(octets) => octets.len() as u64,
         }
     }
 }
 
 /// The parts of one message.
-pub type Payload = SmallVec<[Piece; 2]>;
+pub type Payload = SmallVec<[Piece; 1]>;
 
 /// A work request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -198,6 +200,7 @@ impl Gather {
         let mut spans = Spans::new();
         let mut ok = true;
         self.walk(size, |piece, from, len| match piece {
+            Piece::Still(span) if ok => spans.push(span.part(from, len)),
             Piece::Span(span) if ok && fits(*span) => spans.push(span.part(from, len)),
             _ => ok = false,
         });
@@ -211,7 +214,7 @@ impl Gather {
     /// Append the next `size` octets.
     pub(super) fn take_copy(&mut self, size: u32, octets: &dyn Octets, into: &mut Vec<u8>) {
         self.walk(size, |piece, from, len| match piece {
-            Piece::Span(span) => octets.read(span.part(from, len), into),
+            Piece::Span(span) | Piece::Still(span) => octets.read(span.part(from, len), into),
             Piece::Inline(inline) => {
                 let (from, to) = (from as usize, (from + len) as usize);
                 into.extend_from_slice(inline.get(from..to).unwrap_or_default());

@@ -8,7 +8,7 @@
 //!                                          \--> cannot be served here ----> Punt, untouched; `resolved` when Python has
 //! ```
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::actions::{Action, SessionGrant, SessionMemory, SharedStore};
@@ -19,6 +19,7 @@ use super::turns::{Next, TaskId, Turns};
 use crate::blocks::Entry;
 use crate::limits::COMPLETIONS_POSTED_PER_CREDIT;
 use crate::memory::Span;
+use crate::own_maps::OwnMap;
 use crate::types::{ApiMisuse, Status};
 use crate::wire::{CommonHeader, Completion, HEAD_BYTES_MAX, Operation, Request};
 
@@ -27,7 +28,7 @@ use crate::wire::{CommonHeader, Completion, HEAD_BYTES_MAX, Operation, Request};
 pub struct Session<S> {
     pub(super) grant: SessionGrant,
     pub(super) store: S,
-    pub(super) tasks: HashMap<TaskId, Task>,
+    pub(super) tasks: OwnMap<TaskId, Task>,
     pub(super) now: Instant,
     forced: Option<ForcedPunts>,
     actions: VecDeque<Action>,
@@ -64,7 +65,7 @@ impl<S: SharedStore> Session<S> {
         Self {
             grant,
             store,
-            tasks: HashMap::new(),
+            tasks: OwnMap::default(),
             now,
             forced,
             actions: VecDeque::new(),

@@ -8,13 +8,13 @@
 //!   nothing -> requests of ours -> ours, then some to be punted -> all of ours resolved: Python's -> all resolved: nothing
 //! ```
 
-use std::collections::HashMap;
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
 
 use smallvec::SmallVec;
 
 use super::punt::PuntReason;
+use crate::own_maps::OwnMap;
 
 /// Names a request of a session from its arrival until it is resolved or punted; never given twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -48,7 +48,7 @@ struct Queue {
 /// The requests of one session that are not resolved.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
-    by_handle: HashMap<u64, Queue>,
+    by_handle: OwnMap<u64, Queue>,
     /// Handles on which something may be able to start.
     ready: VecDeque<u64>,
     waiting: usize,

@@ -1,7 +1,7 @@
 //! What may be posted, how it is cut, when it completes, and how everything is given up once.
 
 use kbtp_proto::mpa::RtrKind;
-use kbtp_proto::stream::{Event, Flushed, Payload, Piece, PostError, Work, WrKind};
+use kbtp_proto::stream::{Event, Flushed, Outgoing, Part, Payload, Piece, PostError, Work, WrKind};
 use kbtp_proto::types::TerminateCause;
 
 use crate::peer::{BASE_TO, End, STAG, inline, negotiated, wire};
@@ -65,9 +65,9 @@ fn a_send_completes_when_its_last_fpdu_was_sent() {
     let mut end = End::new(negotiated(), true, 128, None);
     end.stream.post(send(1, inline(&[7; 200]))).unwrap();
     let (first, last) = (end.next_fpdu().unwrap(), end.next_fpdu().unwrap());
-    end.stream.fpdu_sent(first);
+    end.sent(first);
     assert_eq!((end.events(), end.stream.outstanding()), (vec![], 1));
-    end.stream.fpdu_sent(last);
+    end.sent(last);
     assert_eq!(
         (end.events(), end.stream.outstanding()),
         (vec![Event::SendCompleted { wr_id: 1 }], 0)
@@ -88,16 +88,83 @@ fn still_memory_is_sent_from_where_it_lies_and_other_memory_is_copied() {
                 to: 4,
             })
             .unwrap();
-        let mut fpdu = end.next_fpdu().unwrap();
-        assert_eq!(fpdu.spans().len(), usize::from(still));
-        let whole = end.octets_of(&fpdu);
+        let out = end.next_fpdu().unwrap();
+        assert_eq!(spans_of(&out), usize::from(still));
+        let whole = end.octets_of(&out);
         assert_eq!(wire::see(&whole, true).payload, vec![1; 5001]);
-
-        fpdu.detach(&end.memory);
-        end.memory.fill(span, 2);
-        assert_eq!(end.octets_of(&fpdu), whole, "detached");
-        end.stream.fpdu_sent(fpdu);
+        end.sent(out);
         assert_eq!(end.events(), [Event::WriteCompleted { wr_id: 1 }]);
+    }
+}
+
+fn spans_of(out: &Outgoing) -> usize {
+    let registered = |part: &Part<'_>| matches!(part, Part::Registered(_));
+    out.parts().filter(registered).count()
+}
+
+#[test]
+fn still_pieces_are_sent_from_where_they_lie_whatever_the_memory() {
+    let mut end = End::new(negotiated(), true, 8000, None);
+    end.memory.0.borrow_mut().still = false;
+    let span = end.memory.span(vec![1; 5001]);
+    end.stream
+        .post(send(1, Payload::from_iter([Piece::Still(span)])))
+        .unwrap();
+    let out = end.next_fpdu().unwrap();
+    assert_eq!(spans_of(&out), 1);
+    assert_eq!(wire::see(&end.octets_of(&out), true).payload, vec![1; 5001]);
+}
+
+/// An FPDU of one span and one that is copied, and the octets of both.
+fn two_fpdus(end: &mut End) -> (Outgoing, Vec<u8>, usize) {
+    let span = end.memory.span((0..1500).map(|n| n as u8).collect());
+    let write = Work::Write {
+        wr_id: 1,
+        payload: Payload::from_iter([Piece::Still(span)]),
+        stag: 3,
+        to: 4,
+    };
+    end.stream.post(write).unwrap();
+    end.stream.post(send(2, inline(b"behind it"))).unwrap();
+    let mut out = Outgoing::default();
+    assert!(end.build_into(&mut out));
+    let first_bytes = out.left_bytes();
+    assert!(end.build_into(&mut out));
+    assert!(!end.build_into(&mut out));
+    let octets = end.octets_of(&out);
+    (out, octets, first_bytes)
+}
+
+#[test]
+fn whatever_part_the_system_takes_the_rest_is_next_and_work_completes_with_its_last_octet() {
+    let all_bytes = two_fpdus(&mut End::new(negotiated(), true, 8000, None)).1.len();
+    for taken_bytes in 0..=all_bytes {
+        let mut end = End::new(negotiated(), true, 8000, None);
+        let (mut out, octets, first_bytes) = two_fpdus(&mut end);
+        end.stream.sent(&mut out, taken_bytes);
+        assert_eq!(end.octets_of(&out), octets[taken_bytes..]);
+        let due = [
+            (first_bytes, Event::WriteCompleted { wr_id: 1 }),
+            (all_bytes, Event::SendCompleted { wr_id: 2 }),
+        ];
+        let (done, open): (Vec<_>, Vec<_>) = due.into_iter().partition(|(bytes, _)| *bytes <= taken_bytes);
+        let events = |due: Vec<(usize, Event)>| due.into_iter().map(|(_, event)| event).collect::<Vec<_>>();
+        assert_eq!(end.events(), events(done));
+        end.sent(out);
+        assert_eq!(end.events(), events(open));
+    }
+}
+
+#[test]
+fn what_is_left_of_a_half_sent_fpdu_can_be_copied_before_its_memory_goes() {
+    for taken_bytes in [0, 1, 700, 1530] {
+        let mut end = End::new(negotiated(), true, 8000, None);
+        let (mut out, octets, _) = two_fpdus(&mut end);
+        end.stream.sent(&mut out, taken_bytes);
+        let mut rest = Vec::new();
+        out.copy_rest(&end.memory, &mut rest);
+        assert!(out.is_empty());
+        assert_eq!(rest, octets[taken_bytes..]);
     }
 }
 
@@ -110,7 +177,7 @@ fn a_payload_that_is_partly_inline_is_copied_in_order() {
     payload.push(Piece::Span(span.part(0, 0)));
     end.stream.post(send(1, payload)).unwrap();
     let (first, second) = (end.next_fpdu().unwrap(), end.next_fpdu().unwrap());
-    assert_eq!((first.spans().len(), second.spans().len()), (0, 0), "the rest is short");
+    assert_eq!((spans_of(&first), spans_of(&second)), (0, 0), "the rest is short");
     let sent = [first, second]
         .map(|fpdu| wire::see(&end.octets_of(&fpdu), true).payload)
         .concat();
@@ -285,7 +352,7 @@ fn an_fpdu_that_is_sent_after_flush_completes_nothing() {
             kind: WrKind::Send
         }]
     );
-    end.stream.fpdu_sent(fpdu);
+    end.sent(fpdu);
     assert_eq!(end.events(), []);
 }
 

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use kbtp_proto::crc32c;
 use kbtp_proto::memory::{Octets, RegionId, Span, StreamMemory};
 use kbtp_proto::mpa::{Negotiated, RtrKind};
-use kbtp_proto::stream::{Event, Fpdu, Inline, IwarpStream, Payload, Piece};
+use kbtp_proto::stream::{Event, Inline, IwarpStream, Outgoing, Part, Payload, Piece};
 use kbtp_proto::types::{PeerMisbehaved, TerminateCause};
 
 pub(crate) const STAG: u32 = 0x1122_3344;
@@ -236,11 +236,6 @@ impl Memory {
         self.0.borrow_mut().granted.remove(&stag);
     }
 
-    pub(crate) fn fill(&self, span: Span, octet: u8) {
-        let range = span.offset as usize..span.offset as usize + span.len as usize;
-        self.0.borrow_mut().octets[span.region.0 as usize][range].fill(octet);
-    }
-
     /// What the kernel does with `direct`: copy without a CRC.
     pub(crate) fn copy_in(&self, span: Span, data: &[u8]) {
         let at = span.offset as usize;
@@ -405,25 +400,41 @@ impl End {
         std::iter::from_fn(|| self.stream.next_event()).collect()
     }
 
-    pub(crate) fn next_fpdu(&mut self) -> Option<Fpdu> {
-        self.stream.next_fpdu(&mut self.memory.clone(), &self.memory)
+    pub(crate) fn next_fpdu(&mut self) -> Option<Outgoing> {
+        let mut out = Outgoing::default();
+        self.build_into(&mut out).then_some(out)
     }
 
-    pub(crate) fn octets_of(&self, fpdu: &Fpdu) -> Vec<u8> {
-        let mut out = fpdu.head().to_vec();
-        for span in fpdu.spans() {
-            self.memory.read(*span, &mut out);
+    pub(crate) fn build_into(&mut self, out: &mut Outgoing) -> bool {
+        self.stream.build_fpdu(&mut self.memory.clone(), &self.memory, out)
+    }
+
+    /// What is left of `out`.
+    pub(crate) fn octets_of(&self, out: &Outgoing) -> Vec<u8> {
+        let mut octets = Vec::new();
+        for part in out.parts() {
+            let before = octets.len();
+            match part {
+                Part::Own(own) => octets.extend_from_slice(own),
+                Part::Registered(span) => self.memory.read(span, &mut octets),
+            }
+            assert_eq!(octets.len() - before, part.length_bytes());
         }
-        out.extend_from_slice(fpdu.tail());
-        assert_eq!(out.len(), fpdu.total_len());
-        out
+        assert_eq!(octets.len(), out.left_bytes());
+        octets
+    }
+
+    pub(crate) fn sent(&mut self, mut out: Outgoing) {
+        let bytes = out.left_bytes();
+        self.stream.sent(&mut out, bytes);
+        assert!(out.is_empty());
     }
 
     /// Build the next FPDU and send it at once.
     pub(crate) fn send_next(&mut self) -> Option<Vec<u8>> {
-        let fpdu = self.next_fpdu()?;
-        let octets = self.octets_of(&fpdu);
-        self.stream.fpdu_sent(fpdu);
+        let out = self.next_fpdu()?;
+        let octets = self.octets_of(&out);
+        self.sent(out);
         Some(octets)
     }
 
