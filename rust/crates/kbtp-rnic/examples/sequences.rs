@@ -338,7 +338,7 @@ impl Initiator {
                 inline_at: 0,
                 inline_bytes: 0,
             };
-            send(request.pack(&[]))
+            send(request.pack(&[]).into_vec())
         });
         self.stream.post(requests.collect()).unwrap();
         self.reap(indices.len());

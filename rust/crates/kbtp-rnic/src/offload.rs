@@ -345,10 +345,10 @@ impl StreamState {
                 self.post_work(work, Held::new(), WorkOwner::Read(task));
             }
             Action::ForeignRead { key } => {
-                if let Some((work, _, region)) = offload.foreign_reads.remove(&key) {
-                    if !self.post_work(work, Held::from_elem(region, 1), WorkOwner::CallersRead) {
-                        core.device.table().memories.release(region); // held while it waited
-                    }
+                if let Some((work, _, region)) = offload.foreign_reads.remove(&key)
+                    && !self.post_work(work, Held::from_elem(region, 1), WorkOwner::CallersRead)
+                {
+                    core.device.table().memories.release(region); // held while it waited
                 }
             }
             Action::Send {
