@@ -15,6 +15,7 @@ from bench.contenders import ANYWHERE, Contender, Floor, Kbtp, Peer, Places, hal
 from bench.peers import KINDS
 from bench.ratios import DEEP, Verdict
 from bench.rounds import Results, interleaved, steps
+from kbtp import limits
 from kbtp.cli.bench import Advance, progress_bar
 from kbtp.cli.units import Seconds, Size
 from kbtp.errors import KbtpError
@@ -23,8 +24,8 @@ from kbtp.testing.bench.figures import LOAD, OPERATIONS, STORE, Cell
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB)
 QUICK_SIZES = (4 * KIB, 64 * KIB, MIB)
-MANY_INITIATORS = (2, 8)
-MANY_INITIATORS_SIZES = (4 * KIB, 64 * KIB, MIB)
+INITIATORS = (1, 2, 8)
+MANY_INITIATORS_BYTES_MAX = MIB  # with larger blocks four times eight initiators take more memory than there may be
 ROUNDS, QUICK_ROUNDS = 5, 3
 SECONDS, QUICK_SECONDS = 0.3, 0.05
 SPIN_US = 50
@@ -49,14 +50,33 @@ class Field:
         return {spins: (self.kbtp[spins].name, self.floor[spins].name) for spins in (False, True)}
 
 
-def field_of(rnic: str, spin_us: int, floor: Path, with_peers: bool, places: Places) -> tuple[Field, list[str]]:
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """What kbtp runs on."""
+
+    rnic: str
+    threads: int
+    forced_punts: float
+
+    def contender(self, name: str, spin_us: int, places: Places) -> Kbtp:
+        return Kbtp(
+            name,
+            rnic=self.rnic,
+            spin_us=spin_us,
+            places=places,
+            threads=self.threads,
+            forced_punts=self.forced_punts,
+        )
+
+
+def field_of(ours: Ours, spin_us: int, floor: Path, with_peers: bool, places: Places) -> tuple[Field, list[str]]:
     """Who takes part, and lines about who does not."""
     spins = {False: 0, True: spin_us}
     named = {False: "blocking", True: f"spin {spin_us} us"}
     found = [kind for kind in KINDS if with_peers and kind.find() is not None]
     absent = [f"{kind.name} is not installed: {kind.wanted}" for kind in KINDS if kind.find() is None]
     field = Field(
-        {s: Kbtp(f"kbtp, {named[s]}", rnic=rnic, spin_us=us, places=places) for s, us in spins.items()},
+        {s: ours.contender(f"kbtp, {named[s]}", us, places) for s, us in spins.items()},
         {s: Floor(f"bare sockets, {named[s]}", program=floor, spin_us=us, places=places) for s, us in spins.items()},
         [Peer(kind, places) for kind in found],
     )
@@ -67,8 +87,8 @@ def comparison_cells(size: int) -> list[Cell]:
     return [Cell(operation, size, outstanding) for operation in OPERATIONS for outstanding in (1, DEEP)]
 
 
-def initiator_cells(size: int) -> list[Cell]:
-    return [Cell(op, size, depth, count) for op in (LOAD, STORE) for count in MANY_INITIATORS for depth in (1, DEEP)]
+def initiator_cells(size: int, counts: Sequence[int]) -> list[Cell]:
+    return [Cell(op, size, depth, count) for op in (LOAD, STORE) for count in counts for depth in (1, DEEP)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +102,7 @@ class Run:
     seconds: float
     rnic: str
     spin_us: int
+    places: Places
 
     @property
     def _stages(self) -> list[tuple[list[Contender], list[Cell]]]:
@@ -90,8 +111,10 @@ class Run:
         if "comparison" in self.phases:
             stages += [(self.field.everyone, comparison_cells(size)) for size in self.sizes]
         if "initiators" in self.phases:
-            scaling: list[Contender] = [self.field.kbtp[True], self.field.floor[True]]
-            stages += [(scaling, initiator_cells(size)) for size in self.sizes if size in MANY_INITIATORS_SIZES]
+            scaling: list[Contender] = [*self.field.kbtp.values(), *self.field.floor.values()]
+            counts = [count for count in INITIATORS if count > 1 or "comparison" not in self.phases]
+            sizes = [size for size in self.sizes if size <= MANY_INITIATORS_BYTES_MAX]
+            stages += [(scaling, initiator_cells(size, counts)) for size in sizes]
         return stages
 
     @property
@@ -112,7 +135,7 @@ class Run:
             peers = [peer.name for peer in self.field.peers]
             verdicts += ratios.against_peers(results, self.sizes, self.field.kbtp[True].name, peers)
         if "behaviour" in self.phases:
-            manner = behaviour.Manner(self.rnic, self.spin_us, self.rounds, self.seconds, advance)
+            manner = behaviour.Manner(self.rnic, self.spin_us, self.rounds, self.seconds, self.places, advance)
             found, figures = behaviour.verdicts(manner)
             results |= figures
             verdicts += found
@@ -129,16 +152,22 @@ class Run:
 @click.option("--quick", is_flag=True, help="Three short rounds: to see that it works, not to judge by.")
 @click.option("--spin-us", type=click.IntRange(1), default=SPIN_US, show_default=True, help="For those that spin.")
 @click.option("--rnic", default="auto", show_default=True, help="RNIC of target and initiators.")
+@click.option("--threads", type=click.IntRange(1, limits.RNIC_THREADS_MAX), default=1, show_default=True,
+    help="Event loops of kbtp's target; beyond 1 for the native RNIC only.")  # fmt: skip
+@click.option("--forced-punts", type=click.FloatRange(0, 1), default=0.0, show_default=True,
+    help="Part of the requests that the target's native RNIC leaves to Python: to see what that costs.")  # fmt: skip
 @click.option("--peers/--no-peers", default=True, help="Compare with what else is installed.")
 @click.option("--pin/--no-pin", default=True, help="Servers on one half of the processors, clients on the other.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write all figures there.")
 @click.option("--plot", "plot_path", type=click.Path(path_type=Path, dir_okay=False), help="Draw a PNG there.")
 def main(
     floor: Path, sizes: tuple[int, ...], phases: tuple[str, ...], rounds: int | None, seconds: float | None,
-    quick: bool, spin_us: int, rnic: str, peers: bool, pin: bool, json_path: Path | None, plot_path: Path | None,
+    quick: bool, spin_us: int, rnic: str, threads: int, forced_punts: float, peers: bool, pin: bool,
+    json_path: Path | None, plot_path: Path | None,
 ) -> None:  # fmt: skip
     """Compare kbtp with bare sockets and with peers, and say of each demand whether it holds."""
-    field, notes = field_of(rnic, spin_us, floor, peers, halves() if pin else ANYWHERE)
+    places = halves() if pin else ANYWHERE
+    field, notes = field_of(Ours(rnic, threads, forced_punts), spin_us, floor, peers, places)
     run = Run(
         field,
         phases or PHASES,
@@ -147,6 +176,7 @@ def main(
         seconds or (QUICK_SECONDS if quick else SECONDS),
         rnic,
         spin_us,
+        places,
     )
     try:
         with progress_bar(run.steps) as advance:
@@ -159,7 +189,20 @@ def main(
     if quick:
         notes.append("a quick run: too short to judge by")
     if json_path is not None:
-        report.write_json(json_path, results, verdicts, {"rounds": run.rounds, "seconds": run.seconds, **told})
+        report.write_json(
+            json_path,
+            results,
+            verdicts,
+            {
+                "rounds": run.rounds,
+                "seconds": run.seconds,
+                "spin_us": spin_us,
+                "pinned": places != ANYWHERE,
+                "threads": threads,
+                "forced_punts": forced_punts,
+                **told,
+            },
+        )
         notes.append(f"all figures: {json_path}")
     if plot_path is not None and "comparison" in run.phases:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -10,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench import ratios
-from bench.contenders import SLOTS, Kbtp
+from bench.contenders import SLOTS, Kbtp, Places
 from bench.ratios import Verdict
 from bench.rounds import Results, interleaved
 from kbtp.testing.bench.figures import LOAD, Cell, Spread
 from kbtp.testing.bench.process import Child, environment, python
-from kbtp.testing.bench.target import TargetProcess, TargetSettings
+from kbtp.testing.bench.target import PROCESS, THREAD, TargetProcess, TargetSettings
 
 CELL = Cell(LOAD, ratios.SMALLEST)
 FEW_BLOCKS = 100
@@ -25,6 +24,12 @@ IDLE_SESSIONS = 500
 MANY_SESSIONS = 1000
 IDLE_S = 2.0
 CONNECT_S = 300.0
+TURNS_A_ROUND = 9
+"""Into how many turns, each so much shorter, a round of a pair is cut: what the machine does meanwhile is to happen to
+both. For each round both are started anew: where a process's memory happens to lie makes its times differ by some
+percent for as long as it lives."""
+TURN_PART = 1 / 3
+"""The time of a turn, as part of that of a measurement elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +40,11 @@ class Manner:
     spin_us: int
     rounds: int
     seconds: float
+    places: Places
     advance: Callable[[str], None]
 
 
-STEPS_A_ROUND = 2 * 3 + 2
+STEPS_A_ROUND = 2 * 3 * TURNS_A_ROUND + 2
 """Times that `advance` is told something in each round: three pairs, memory and idleness."""
 
 
@@ -53,22 +59,30 @@ def verdicts(manner: Manner) -> tuple[list[Verdict], Results]:
 
 
 def _pair(manner: Manner, ours: Kbtp, other: Kbtp) -> Results:
-    return interleaved([ours, other], [CELL], rounds=manner.rounds, seconds=manner.seconds, advance=manner.advance)
+    results: Results = {}
+    for _ in range(manner.rounds):
+        seconds = manner.seconds * TURN_PART
+        found = interleaved([ours, other], [CELL], rounds=TURNS_A_ROUND, seconds=seconds, advance=manner.advance)
+        for key, figures in found.items():
+            results.setdefault(key, []).extend(figures)
+    return results
 
 
 def _busy_interpreter(manner: Manner) -> tuple[Verdict, Results]:
-    """Both machines have the same work to do: only whose interpreter does it differs."""
+    """Both machines have the same work to do on the same processors: only whose interpreter does it differs."""
     inside = Kbtp(
         "kbtp, a thread of the target spins",
         rnic=manner.rnic,
         spin_us=manner.spin_us,
-        settings=lambda settings: replace(settings, busy=True),
+        places=manner.places,
+        settings=lambda settings: replace(settings, beside=THREAD),
     )
     outside = Kbtp(
         "kbtp, another process spins",
         rnic=manner.rnic,
         spin_us=manner.spin_us,
-        beside=lambda _: Child([sys.executable, "-c", "while True: pass"]),
+        places=manner.places,
+        settings=lambda settings: replace(settings, beside=PROCESS),
     )
     results = _pair(manner, inside, outside)
     measured = ratios.compared(results, ratios.p99, (inside.name, CELL), (outside.name, CELL))
@@ -82,6 +96,7 @@ def _big_table(manner: Manner) -> tuple[Verdict, Results]:
         "kbtp, 10^6 entries, 10^5 blocks",
         rnic=manner.rnic,
         spin_us=manner.spin_us,
+        places=manner.places,
         settings=lambda settings: replace(settings, table_handles=MANY_HANDLES),
         handles=MANY_HANDLES,
         blocks=MANY_BLOCKS,
@@ -91,6 +106,7 @@ def _big_table(manner: Manner) -> tuple[Verdict, Results]:
         "kbtp, 100 blocks",
         rnic=manner.rnic,
         spin_us=manner.spin_us,
+        places=manner.places,
         settings=lambda settings: replace(settings, table_handles=2 * (FEW_BLOCKS + SLOTS)),
         blocks=FEW_BLOCKS,
     )
@@ -104,10 +120,11 @@ def _idle_sessions(manner: Manner) -> tuple[Verdict, Results]:
         f"kbtp, {IDLE_SESSIONS} idle sessions",
         rnic=manner.rnic,
         spin_us=manner.spin_us,
+        places=manner.places,
         settings=lambda settings: _for_sessions(settings, IDLE_SESSIONS),
         beside=lambda target: connected(target, IDLE_SESSIONS, manner.rnic),
     )
-    alone = Kbtp("kbtp, no other session", rnic=manner.rnic, spin_us=manner.spin_us)
+    alone = Kbtp("kbtp, no other session", rnic=manner.rnic, spin_us=manner.spin_us, places=manner.places)
     results = _pair(manner, crowded, alone)
     measured = ratios.compared(results, ratios.p50, (crowded.name, CELL), (alone.name, CELL))
     name = f"one load of 4 KiB, p50, {IDLE_SESSIONS} idle sessions / none"

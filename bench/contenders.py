@@ -12,7 +12,7 @@ from typing import Protocol
 from bench.peers import PeerKind
 from kbtp.testing.bench.crew import Crew, blocks_for
 from kbtp.testing.bench.figures import ALLOC, LOAD, STORE, Calls, Cell, Figures, figures_of
-from kbtp.testing.bench.process import Child, Message, cpu_seconds, python
+from kbtp.testing.bench.process import Child, Message, cpu_seconds
 from kbtp.testing.bench.target import TargetProcess, TargetSettings
 
 SLOTS = 32
@@ -95,13 +95,16 @@ class Kbtp:
         rnic: str,
         spin_us: int,
         places: Places = ANYWHERE,
+        threads: int = 1,
+        forced_punts: float = 0.0,
         settings: Callable[[TargetSettings], TargetSettings] = lambda settings: settings,
         handles: int = 0,
         blocks: int | None = None,
         stride: int = 1,
         beside: Callable[[TargetProcess], Child | None] = lambda target: None,
     ) -> None:
-        """`settings` changes those of the target; `beside` starts a process that runs next to it.
+        """`threads` and `forced_punts` are the target's, `settings` changes others of it; `beside` starts a process
+        that runs next to it.
 
         `blocks` is how many to store instead of what `blocks_for` says, of which every `stride`th is loaded;
         `handles` is how many to ask for.
@@ -111,6 +114,8 @@ class Kbtp:
         self._spin_us = spin_us
         self._places = places
         self._settings = settings
+        self._threads = threads
+        self._forced_punts = forced_punts
         self._handles = handles
         self._blocks = blocks
         self._stride = stride
@@ -122,7 +127,16 @@ class Kbtp:
         blocks = self._blocks or blocks_for(block_bytes, SLOTS, initiators)
         size = block_bytes + -block_bytes % BLOCK_SIZE_MULTIPLE_BYTES
         pool_blocks = (blocks + SLOTS) * initiators
-        settings = self._settings(TargetSettings(size, pool_blocks, self._rnic, self._spin_us))
+        settings = self._settings(
+            TargetSettings(
+                size,
+                pool_blocks,
+                self._rnic,
+                self._spin_us,
+                threads=self._threads,
+                forced_punts=self._forced_punts,
+            )
+        )
         try:
             target = TargetProcess(settings, cpus=self._places.servers)
             self._processes.keep(target)
@@ -187,12 +201,16 @@ class Floor:
         self._processes.thaw()
         pids = [self._server.pid]
         with ExitStack() as stack:
-            before_s = cpu_seconds(pids)
             clients = []
             for number in range(cell.initiators):
                 client = Child(self._command(cell, number, seconds), cpus=self._places.clients)
                 stack.callback(client.stop, ask_first=False)
                 clients.append(client)
+            for client in clients:
+                client.answer()  # it is ready
+            before_s = cpu_seconds(pids)
+            for client in clients:
+                client.tell()
             answers = [client.answer() for client in clients]
             used_s = cpu_seconds(pids) - before_s
         self._processes.freeze()
@@ -224,17 +242,19 @@ class Peer:
         blocks = blocks_for(block_bytes, SLOTS, initiators)
         octets = (blocks + SLOTS) * initiators * block_bytes
         try:
-            server, reach = self._kind.start(octets, self._places.servers)
-            self._processes.keep(server, ask_first=False)
+            servers, reach = self._kind.start(octets, self._places.servers)
+            for server in servers:
+                self._processes.keep(server, ask_first=False)
+            command, env = self._kind.client()
             crew = Crew(
                 initiators,
                 block_bytes=block_bytes,
                 blocks=blocks,
                 slots=SLOTS,
                 settings=reach,
-                command=python("bench.peers.client", self._kind.protocol),
-                server_pids=lambda: [server.pid],
-                env=self._kind.env,
+                command=command,
+                server_pids=lambda: [server.pid for server in servers],
+                env=env,
                 cpus=self._places.clients,
             )
             self._processes.enter(crew)

@@ -95,7 +95,8 @@ def against_floor(results: Results, sizes: Sequence[int], pairs: dict[bool, tupl
         for size in sizes:
             cell = Cell(operation, size, DEEP)
             wanted = DEEP_OPERATIONS_MIN if size == SMALLEST else DEEP_GB_MIN
-            what = f"{DEEP} {_loaded_or_stored(operation)} of {format_size(size)}, GB/s / bare sockets"
+            rate = "operations/s" if size == SMALLEST else "GB/s"
+            what = f"{DEEP} {_loaded_or_stored(operation)} of {format_size(size)}, {rate} / bare sockets, both spin"
             measured = compared(results, gb_per_s, (ours, cell), (floor, cell))
             verdicts.append(Verdict(what, measured, wanted, False))
     return verdicts

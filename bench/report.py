@@ -16,7 +16,8 @@ from bench.rounds import Results
 from kbtp.cli.units import format_size
 from kbtp.testing.bench.figures import LOAD, OPERATIONS, STORE, Cell, Spread, row_of, spreads_of
 
-PLOT_INCHES = (13.0, 9.0)
+PLOT_INCHES = (13.0, 9.5)
+PLOT_LEGEND_COLUMNS = 6
 
 
 def table_of(results: Results) -> Table:
@@ -98,13 +99,14 @@ def plot(path: Path, results: Results, names: Sequence[str]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    color_of = matplotlib.colormaps["tab20"]
     figure, rows = pyplot.subplots(2, 2, figsize=PLOT_INCHES, sharex=True, sharey="row")
     for column, operation in enumerate((LOAD, STORE)):
         above, below = rows[0][column], rows[1][column]
         above.set_title(f"{operation}, one outstanding: p50, dashed p99")
         below.set_title(f"{operation}, {DEEP} outstanding")
         for number, name in enumerate(names):
-            color, width = f"C{number}", 2.5 if name.startswith("kbtp") else 1.2
+            color, width = color_of(number), 2.5 if name.startswith("kbtp") else 1.2
             for metric, style in (("p50_us", "-"), ("p99_us", "--")):
                 _draw(above, results, name, operation, 1, metric, color=color, linewidth=width, linestyle=style)
             _draw(below, results, name, operation, DEEP, "gb_per_s", color=color, linewidth=width, label=name)
@@ -115,8 +117,9 @@ def plot(path: Path, results: Results, names: Sequence[str]) -> None:
         axes.set_xscale("log", base=2)
         axes.grid(True, alpha=0.3)
     rows[0][0].set_yscale("log")
-    rows[1][1].legend(fontsize="small")
-    figure.tight_layout()
+    handles, labels = rows[1][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=PLOT_LEGEND_COLUMNS, fontsize="small")
+    figure.tight_layout(rect=(0, 0.08, 1, 1))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

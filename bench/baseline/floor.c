@@ -4,10 +4,10 @@
 //   floor serve POOL_OCTETS SPIN_US
 //   floor get|put PORT BLOCK_OCTETS OUTSTANDING FIRST_BLOCK BLOCKS MILLISECONDS SPIN_US
 //
-// `serve` prints {"port": N} and serves, a thread a connection, until its standard input ends. `get` and `put` make calls
-// of OUTSTANDING requests on blocks drawn from BLOCKS, each sent in one piece and waited for in full, and print how long
-// each took: the same loop, with the same verifying outside of the timed part, as kbtp.testing.bench.workload. Either
-// side looks for octets for SPIN_US before it blocks.
+// `serve` prints {"port": N} and serves, a thread a connection, until its standard input ends. `get` and `put` connect,
+// print {}, and begin when they are sent a line: they make calls of OUTSTANDING requests on blocks drawn from BLOCKS, each
+// sent in one piece and waited for in full, and print how long each took: the same loop, with the same verifying outside
+// of the timed part, as kbtp.testing.bench.workload. Either side looks for octets for SPIN_US before it blocks.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <inttypes.h>
@@ -205,6 +205,9 @@ static void measure(uint64_t milliseconds) {
     static uint64_t calls_ns[CALLS_MAX], offsets[BATCH_MAX];
     int count = outstanding > SLOTS ? outstanding : SLOTS;
     slots = memory((size_t)count * block_octets);
+    puts("{}");
+    fflush(stdout);
+    if (getchar() == EOF) return;
     uint8_t *slot = slots;
     size_t calls = 0, warm_up = 0;
     uint64_t measured_from = now_ns() + milliseconds * 150000, deadline = measured_from + milliseconds * 1000000;

@@ -1,43 +1,35 @@
-"""A client of a peer in a process of its own: `python -m bench.peers.client resp|memcached|nixl`.
+"""A client of a peer in a process of its own: `python -m bench.peers.client PROTOCOL`.
 
-Driven as an initiator is. Clients are as small as they can be: one `sendmsg` for a call, values received into slots.
+Driven as an initiator is. Clients are as small as they can be.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
 from typing import Any
 
-from kbtp.testing.bench.initiator import Connect, Worker
+from kbtp.testing.bench.initiator import Worker
 from kbtp.testing.bench.process import Message
 from kbtp.testing.bench.workload import BlockServer, Slots
 
-
-def _connect_resp(slots: Slots, blocks: int, settings: dict[str, Any]) -> tuple[BlockServer, int, Message]:
-    from bench.peers.text import Resp
-
-    return Resp(slots, blocks, settings["port"]), blocks, {}
-
-
-def _connect_memcached(slots: Slots, blocks: int, settings: dict[str, Any]) -> tuple[BlockServer, int, Message]:
-    from bench.peers.text import Memcached
-
-    return Memcached(slots, blocks, settings["port"]), blocks, {}
+PROTOCOLS = {
+    "resp": ("bench.peers.text", "Resp"),
+    "memcached": ("bench.peers.text", "Memcached"),
+    "lmcache": ("bench.peers.lmcache", "LMCache"),
+    "nixl": ("bench.peers.nixl", "Nixl"),
+    "peercache": ("bench.peers.peercache", "PeerCache"),
+    "mooncake-engine": ("bench.peers.mooncake", "TransferEngine"),
+    "mooncake-store": ("bench.peers.mooncake", "Store"),
+}
 
 
-def _connect_nixl(slots: Slots, blocks: int, settings: dict[str, Any]) -> tuple[BlockServer, int, Message]:
-    from bench.peers.nixl_client import Nixl
-
-    return Nixl(slots, blocks, settings), blocks, {}
-
-
-PROTOCOLS: dict[str, Connect] = {"resp": _connect_resp, "memcached": _connect_memcached, "nixl": _connect_nixl}
-
-
-def main(arguments: Sequence[str]) -> int:
-    return Worker(PROTOCOLS[arguments[0]]).run()
+def connect(protocol: str, slots: Slots, blocks: int, settings: dict[str, Any]) -> tuple[BlockServer, int, Message]:
+    module, name = PROTOCOLS[protocol]
+    server: BlockServer = getattr(import_module(module), name)(slots, blocks, settings)
+    return server, blocks, {}
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(Worker(partial(connect, sys.argv[1])).run())

@@ -1,4 +1,4 @@
-"""Minimal clients of the two text protocols: RESP (Redis, Valkey) and memcached's.
+"""Minimal clients of peers with requests and responses on one connection: RESP (Redis, Valkey), memcached's.
 
 Every length is known beforehand, so a response is received into prepared pieces: what stands around the values into
 scratch memory, each value into its slot.
@@ -12,29 +12,32 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from kbtp.testing.bench.process import BenchFailed
-from kbtp.testing.bench.workload import Slots
+from kbtp.testing.bench.process import BenchFailed, Message
+from kbtp.testing.bench.workload import Call, Slots
 
 _Piece: TypeAlias = bytes | memoryview
 _IOV_MAX = 128
 
 
 class TextClient(ABC):
-    """`BlockServer` over one connection."""
+    """`BlockServer` over one connection: one `sendmsg` for a call, values received into their slots."""
 
-    def __init__(self, slots: Slots, blocks: int, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port))
+    value_tail: bytes
+    put_tail: bytes
+
+    def __init__(self, slots: Slots, blocks: int, settings: Message) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", settings["port"]))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sources = [row.data for row in slots.source]
         self._destinations = [row.data for row in slots.destination]
         mark = os.urandom(4).hex().encode()  # clients side by side have keys of their own
         # Of blocks to load and of blocks to replace: keys of one length, so that responses are of one length too.
-        self._loaded = [b"l%s%07d" % (mark, index) for index in range(blocks)]
-        self._stored = [b"s%s%07d" % (mark, index) for index in range(slots.count)]
+        self._loaded = [b"a%s%07d" % (mark, index) for index in range(blocks)]
+        self._stored = [b"b%s%07d" % (mark, index) for index in range(slots.count)]
         self._scratch = memoryview(bytearray(1 << 12))
         self._gets = {key: self.get_request(key) for key in (*self._loaded, *self._stored)}
         self._puts = {key: self.put_request(key, slots.block_bytes) for key in (*self._loaded, *self._stored)}
-        self._before = len(self.value_head(self._loaded[0], slots.block_bytes))
+        self._head = len(self.value_head(self._loaded[0], slots.block_bytes))
         self._value_start = self.value_head(b"", 0)[:1]
 
     @abstractmethod
@@ -42,34 +45,38 @@ class TextClient(ABC):
 
     @abstractmethod
     def put_request(self, key: bytes, length: int) -> bytes:
-        """What goes before the value; a line end goes behind it."""
+        """What goes before the value; `put_tail` goes behind it."""
 
     @abstractmethod
     def value_head(self, key: bytes, length: int) -> bytes:
         """What comes before a value; `value_tail` comes behind it."""
 
-    value_tail: bytes
-    stored: bytes
+    @abstractmethod
+    def answer_to_puts(self, count: int) -> bytes: ...
+
+    def after_puts(self, last: bytes) -> bytes:
+        """What must follow the puts of a call, of which this is the last key, to be answered."""
+        return b""
 
     # --- BlockServer ---------------------------------------------------------------------------
 
     def fill(self, indices: Sequence[int]) -> None:
-        self._put([self._loaded[index] for index in indices], 0)
+        self._put([self._loaded[index] for index in indices], 0)()
 
-    def load(self, indices: Sequence[int], first_slot: int) -> None:
-        self._get([self._loaded[index] for index in indices], first_slot)
+    def load(self, indices: Sequence[int], first_slot: int) -> Call:
+        return self._get([self._loaded[index] for index in indices], first_slot)
 
-    def store(self, indices: Sequence[int], first_slot: int) -> None:
-        self._put([self._stored[index] for index in indices], first_slot)
+    def store(self, indices: Sequence[int], first_slot: int) -> Call:
+        return self._put([self._stored[index] for index in indices], first_slot)
 
-    def read_back(self, indices: Sequence[int], first_slot: int) -> None:
-        self._get([self._stored[index] for index in indices], first_slot)
+    def read_back(self, indices: Sequence[int], first_slot: int) -> Call:
+        return self._get([self._stored[index] for index in indices], first_slot)
 
-    def allocate(self, indices: Sequence[int], first_slot: int) -> None:
-        self.store(indices, first_slot)
+    def allocate(self, indices: Sequence[int], first_slot: int) -> Call:
+        return self.store(indices, first_slot)
 
-    def free(self, indices: Sequence[int]) -> None:
-        return  # the next value replaces this one
+    def free(self, indices: Sequence[int]) -> Call:
+        return lambda: None  # the next value replaces this one
 
     def finish(self) -> None:
         return  # there is always room
@@ -79,24 +86,33 @@ class TextClient(ABC):
 
     # --- the wire ------------------------------------------------------------------------------
 
-    def _get(self, keys: list[bytes], first_slot: int) -> None:
+    def _get(self, keys: list[bytes], first_slot: int) -> Call:
+        into = self._destinations[first_slot : first_slot + len(keys)]
+        return lambda: self._got(keys, into)
+
+    def _got(self, keys: list[bytes], into: list[memoryview]) -> None:
         self._send([b"".join([self._gets[key] for key in keys])])
-        scratch, head, tail = self._scratch, self._before, len(self.value_tail)
+        scratch, head, tail = self._scratch, self._head, len(self.value_tail)
         pieces: list[memoryview] = []
-        for slot in range(first_slot, first_slot + len(keys)):
-            pieces += (scratch[:head], self._destinations[slot], scratch[head : head + tail])
+        for slot in into:
+            pieces += (scratch[:head], slot, scratch[head : head + tail])
         self._receive(pieces)
         if scratch[:1] != self._value_start or scratch[head : head + tail] != self.value_tail:
             raise BenchFailed(f"not a value: {bytes(scratch[: head + tail])!r}")
 
-    def _put(self, keys: list[bytes], first_slot: int) -> None:
+    def _put(self, keys: list[bytes], first_slot: int) -> Call:
+        data = self._sources[first_slot : first_slot + len(keys)]
+        return lambda: self._done(keys, data)
+
+    def _done(self, keys: list[bytes], data: list[memoryview]) -> None:
         pieces: list[_Piece] = []
-        for slot, key in enumerate(keys, first_slot):
-            pieces += (self._puts[key], self._sources[slot], b"\r\n")
-        self._send(pieces)
-        answer = self._scratch[: len(self.stored) * len(keys)]
+        for key, slot in zip(keys, data, strict=True):
+            pieces += (self._puts[key], slot, self.put_tail)
+        self._send([*pieces, self.after_puts(keys[-1])])
+        wanted = self.answer_to_puts(len(keys))
+        answer = self._scratch[: len(wanted)]
         self._receive([answer])
-        if answer != self.stored * len(keys):
+        if answer != wanted:
             raise BenchFailed(f"not stored: {bytes(answer)!r}")
 
     def _send(self, pieces: list[_Piece]) -> None:
@@ -125,8 +141,7 @@ class TextClient(ABC):
 class Resp(TextClient):
     """Redis and Valkey."""
 
-    value_tail = b"\r\n"
-    stored = b"+OK\r\n"
+    value_tail = put_tail = b"\r\n"
 
     def get_request(self, key: bytes) -> bytes:
         return b"*2\r\n$3\r\nGET\r\n$%d\r\n%s\r\n" % (len(key), key)
@@ -137,10 +152,13 @@ class Resp(TextClient):
     def value_head(self, key: bytes, length: int) -> bytes:
         return b"$%d\r\n" % length
 
+    def answer_to_puts(self, count: int) -> bytes:
+        return b"+OK\r\n" * count
+
 
 class Memcached(TextClient):
     value_tail = b"\r\nEND\r\n"
-    stored = b"STORED\r\n"
+    put_tail = b"\r\n"
 
     def get_request(self, key: bytes) -> bytes:
         return b"get %s\r\n" % key
@@ -150,3 +168,6 @@ class Memcached(TextClient):
 
     def value_head(self, key: bytes, length: int) -> bytes:
         return b"VALUE %s 0 %d\r\n" % (key, length)
+
+    def answer_to_puts(self, count: int) -> bytes:
+        return b"STORED\r\n" * count

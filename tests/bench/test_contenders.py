@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench.contenders import SLOTS, Floor, Kbtp
+from bench.peers.lmcache import LMCache
 from bench.peers.text import Memcached, Resp, TextClient
 from kbtp.testing.bench.figures import LOAD, OPERATIONS, STORE, Cell
 from kbtp.testing.bench.process import BenchFailed
@@ -120,10 +122,33 @@ def serving() -> Iterator[Callable[[Server], int]]:
             thread.join()
 
 
-@pytest.mark.parametrize(("kind", "server"), [(Resp, serve_resp), (Memcached, serve_memcached)])
+def serve_lmcache(stream: socket.socket) -> None:
+    """PUT, GET and EXIST, with the headers of LMCache."""
+    kept: dict[bytes, bytes] = {}
+    with stream, stream.makefile("rwb") as file:
+        while header := file.read(9 * 4 + 150):
+            command, length, layout, kind, _, *shape = struct.unpack("9i", header[:36])
+            key = header[36:].rstrip()
+            assert key.startswith(b"bench@1@0@")
+            assert int(key.split(b"@")[3], 16) > 0
+            if command == 1:
+                kept[key] = file.read(length)
+                assert shape == [length, 1, 1, 1]
+                continue
+            code, value = (200, kept[key]) if key in kept else (400, b"")
+            if command == 3:
+                file.write(struct.pack("9i", code, 0, 1, 2, 0, 0, 0, 0, 0))
+            else:
+                file.write(struct.pack("9i", code, len(value), layout, kind, len(value), 1, 1, 1, 0) + value)
+            file.flush()
+
+
+@pytest.mark.parametrize(
+    ("kind", "server"), [(Resp, serve_resp), (Memcached, serve_memcached), (LMCache, serve_lmcache)]
+)
 def test_a_text_client(kind: type[TextClient], server: Server, serving: Callable[[Server], int]) -> None:
     slots = Slots(4, 1024)
-    client = kind(slots, 8, serving(server))
+    client = kind(slots, 8, {"port": serving(server)})
     try:
         workload = Workload(client, slots, 8)
         for operation in OPERATIONS:
@@ -140,7 +165,7 @@ def test_what_was_not_stored_is_noticed(serving: Callable[[Server], int]) -> Non
             stream.sendall(b"-OOM command not allowed when used memory > 'maxmemory'.\r\n")
 
     slots = Slots(4, 1024)
-    client = Resp(slots, 8, serving(refuse))
+    client = Resp(slots, 8, {"port": serving(refuse)})
     try:
         with pytest.raises(BenchFailed, match="not stored"):
             client.fill([0, 1])

@@ -35,8 +35,8 @@ def test_a_whole_comparison(tmp_path: Path) -> None:
     }
     assert all(row["verified"] > 0 and row["p50_us"]["rounds"] == 2 for row in told["rows"])
     assert [demand["name"] for demand in told["demands"]] == [
-        "32 loads of 1 MiB, GB/s / bare sockets",
-        "32 stores of 1 MiB, GB/s / bare sockets",
+        "32 loads of 1 MiB, GB/s / bare sockets, both spin",
+        "32 stores of 1 MiB, GB/s / bare sockets, both spin",
     ]
     assert done.exit_code == (0 if all(demand["holds"] for demand in told["demands"]) else 1)
     assert [line[:5].strip() in ("ok", "short") for line in done.output.splitlines()[-2:]] == [True, True]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,12 +14,14 @@ from typing import Any
 
 import pytest
 
+import kbtp
 from kbtp.cli import main
 from kbtp.rnic import open_rnic
 from kbtp.target.config import TargetConfig
 from kbtp.target.server import Server
 
 Run = Callable[..., tuple[int, str, str]]
+Serve = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
@@ -149,3 +152,81 @@ def test_whoever_stops_reading_is_not_shouted_at(url: str, form: list[str]) -> N
             check=False,
         )
     assert (done.returncode, done.stderr) == (1, b"")
+
+
+# --- what an initiator is not told: the counters that `kbtp serve` prints ------------------------
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """`serve(*arguments)`: `kbtp serve` with 8 blocks in a process of its own."""
+    with ExitStack() as stack:
+
+        def start(*arguments: str) -> subprocess.Popen[str]:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "kbtp", "serve", "--port", "0", "--pool-blocks", "8", *arguments],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "KBTP_FORCED_PUNTS": ""},
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        yield start
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def load_unsealed(client: kbtp.Client, times: int) -> None:
+    """What the native RNIC leaves to Python."""
+    block = client.alloc_store(b"x", seal=False)
+    for _ in range(times):
+        client.load(block, into=bytearray(1), allow_unsealed=True)
+
+
+@pytest.mark.parametrize("rnic", ["native", "reference"])
+def test_a_target_prints_its_counters_when_it_is_asked(serve: Serve, rnic: str) -> None:
+    process = serve("--json", "--rnic", rnic)
+    url = json.loads(line_of(process))["url"]
+    with kbtp.connect(url, quota=4) as client:
+        load_unsealed(client, 3)
+        process.send_signal(signal.SIGUSR1)
+        counters = json.loads(line_of(process))
+        assert (counters["sessions"], counters["used_blocks"], counters["pool_blocks"]) == (1, 1, 8)
+        if rnic == "native":
+            left = {reason: count for reason, count in counters["punts"].items() if count}
+            assert (
+                left.pop("UNSEALED_LOAD") + left.pop("BEHIND_PUNT", 0) == 3
+            )  # one may come before the last is resolved
+            assert not left
+            assert "FORCED" in counters["punts"]
+        else:
+            assert counters["punts"] is None
+        load_unsealed(client, 1)  # it goes on serving
+
+
+@pytest.mark.parametrize(("times", "said"), [(0, "none"), (1, "1 UNSEALED_LOAD")])
+def test_counters_are_for_people_too(serve: Serve, times: int, said: str) -> None:
+    process = serve("--rnic", "native")
+    url = line_of(process).split()[2]
+    with kbtp.connect(url, quota=4) as client:
+        load_unsealed(client, times)
+        process.send_signal(signal.SIGUSR1)
+        assert line_of(process) == f"kbtp: sessions: 1, blocks used: 1 of 8, requests left to Python: {said}\n"
+
+
+def test_whoever_no_longer_reads_counters_does_not_stop_the_target(serve: Serve) -> None:
+    process = serve("--json")
+    url = json.loads(line_of(process))["url"]
+    assert process.stdout is not None
+    process.stdout.close()
+    process.send_signal(signal.SIGUSR1)
+    with kbtp.connect(url, quota=4) as client:
+        load_unsealed(client, 1)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0

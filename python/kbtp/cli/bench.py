@@ -64,6 +64,8 @@ class Reach:
     namespace: str | None
     rnic: str
     spin_us: int | None
+    threads: int = 1
+    """Of a target that is started."""
     pool_blocks: int | None = None
     """Of the target at `url`."""
 
@@ -84,6 +86,8 @@ class Reach:
 @click.option("--quick", is_flag=True, help="Fewer, shorter measurements: some seconds in all.")
 @click.option("--spin-us", type=click.IntRange(0, 1_000_000), show_default="the RNIC's own",
     help="How long to look for something to do before blocking, on an RNIC that can.")  # fmt: skip
+@click.option("--threads", type=click.IntRange(1, limits.RNIC_THREADS_MAX), default=1, show_default=True,
+    help="Event loops of the target that is started; beyond 1 for the native RNIC only.")  # fmt: skip
 @click.option("--rnic", default="auto", show_default=True, envvar="KBTP_RNIC", help="RNIC to use.")
 @click.option("--namespace", envvar="KBTP_NAMESPACE", help="Must equal the target's, when it has one.")
 @click.option(
@@ -92,8 +96,8 @@ class Reach:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def bench(
     url: str | None, sizes: tuple[int, ...], operations: tuple[str, ...], initiators: tuple[int, ...],
-    outstanding: int, rounds: int | None, seconds: float | None, quick: bool, spin_us: int | None, rnic: str,
-    namespace: str | None, pid: int | None, as_json: bool,
+    outstanding: int, rounds: int | None, seconds: float | None, quick: bool, spin_us: int | None, threads: int,
+    rnic: str, namespace: str | None, pid: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure latency with one operation outstanding and throughput with many, and verify what comes back.
 
@@ -119,7 +123,9 @@ def bench(
         raise ApiMisuse("--seconds: a measurement has to end")
     if pid is not None and url is None:
         raise click.UsageError("--pid is for a target that was given; one that is started here is known")
-    reach = Reach(url, pid, namespace, rnic, spin_us)
+    if threads > 1 and url is not None:
+        raise click.UsageError("--threads is for a target that is started here; one that was given has its own")
+    reach = Reach(url, pid, namespace, rnic, spin_us, threads)
     said: list[str] = []
     if url is not None:
         Address.parse(url)
@@ -220,7 +226,7 @@ def _target_for(size: int, plan: Plan, reach: Reach) -> TargetSettings:
     blocks = (_blocks(size, plan, reach) + plan.outstanding) * max(plan.initiators)
     multiple = limits.BLOCK_SIZE_MULTIPLE_BYTES
     block_bytes = max(limits.BLOCK_SIZE_MIN_BYTES, size + -size % multiple)
-    return TargetSettings(block_bytes, blocks, reach.rnic, reach.spin_us)
+    return TargetSettings(block_bytes, blocks, reach.rnic, reach.spin_us, threads=reach.threads)
 
 
 def _blocks(size: int, plan: Plan, reach: Reach) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -20,6 +21,8 @@ from kbtp.errors import ApiMisuse
 from kbtp.rnic import open_rnic
 from kbtp.target.config import TargetConfig
 from kbtp.target.server import Server
+from kbtp.verbs.api import Rnic
+from kbtp.verbs.offload import OffloadingRnic
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -91,6 +94,9 @@ def serve(
 ) -> None:  # fmt: skip
     """Serve a pool of blocks until SIGTERM or Ctrl-C, then finish what is outstanding and exit.
 
+    SIGUSR1 makes it print a line of what it counts: sessions, used blocks, and how many requests the native RNIC left
+    to Python, by reason. With --json that is an object too.
+
     Every option can also be set by the environment variable KBTP_<OPTION> or in the [serve] table of a TOML file; a
     flag wins over the environment, the environment over the file.
 
@@ -99,6 +105,7 @@ def serve(
       kbtp serve --block-size 2MiB --pool-size 16GiB
       kbtp serve --host 0.0.0.0 --namespace llama-3-8b/bf16/tp2 --linger forever
       KBTP_QUOTA=512 kbtp serve --config /etc/kbtp.toml
+      kill -USR1 PID
     """
     config = TargetConfig(
         block_size_bytes=block_size,
@@ -116,7 +123,8 @@ def serve(
     )
     _check_memory(config)
     try:
-        server = Server(config, open_rnic(rnic_name), threads=threads)
+        rnic = open_rnic(rnic_name)
+        server = Server(config, rnic, threads=threads)
     except (MemoryError, OSError) as error:
         raise click.UsageError(f"cannot allocate a pool of {format_size(config.pool_bytes)}: {error}") from None
     try:
@@ -126,6 +134,7 @@ def serve(
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise click.UsageError(f"cannot listen on {Address(host, port)}: {why}") from None
     _stop_on_signals(server)
+    _tell_counters_on_signal(server, rnic, as_json)
     click.echo(_ready_line(address, config, as_json))
     sys.stdout.flush()
     server.run()
@@ -191,6 +200,30 @@ def _stop_on_signals(server: Server) -> None:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
+
+
+def _tell_counters_on_signal(server: Server, rnic: Rnic, as_json: bool) -> None:
+    def tell(_number: int, _frame: FrameType | None) -> None:
+        # Past the buffered stream, which whatever was interrupted may be writing to.
+        with contextlib.suppress(OSError):
+            os.write(1, f"{_counters_line(server, rnic, as_json)}\n".encode())
+
+    signal.signal(signal.SIGUSR1, tell)
+
+
+def _counters_line(server: Server, rnic: Rnic, as_json: bool) -> str:
+    sessions, pool_blocks = len(server.target.sessions), server.config.pool_blocks
+    used_blocks = pool_blocks - server.target.store.free_blocks
+    punts = dict(rnic.punts) if isinstance(rnic, OffloadingRnic) else None
+    if as_json:
+        return json.dumps(
+            {"sessions": sessions, "used_blocks": used_blocks, "pool_blocks": pool_blocks, "punts": punts}
+        )
+    line = f"kbtp: sessions: {sessions}, blocks used: {used_blocks} of {pool_blocks}"
+    if punts is None:
+        return line  # all is done in Python
+    said = ", ".join(f"{count} {reason}" for reason, count in punts.items() if count)
+    return f"{line}, requests left to Python: {said or 'none'}"
 
 
 def _ready_line(address: Address, config: TargetConfig, as_json: bool) -> str:

@@ -21,6 +21,8 @@ from kbtp.cli.units import Seconds, format_size
 def stat(url: str, namespace: str | None, timeout_s: float, as_json: bool) -> None:
     """Open a session with the target at URL, print what it grants, and leave.
 
+    What the target counts is no initiator's business: `kbtp serve` prints it when it is sent SIGUSR1.
+
     \b
     Examples:
       kbtp stat kbtp://127.0.0.1

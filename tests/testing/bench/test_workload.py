@@ -8,7 +8,7 @@ import pytest
 
 from kbtp.testing.bench.figures import ALLOC, LOAD, OPERATIONS, STORE
 from kbtp.testing.bench.process import BenchFailed
-from kbtp.testing.bench.workload import Slots, Workload
+from kbtp.testing.bench.workload import Call, Slots, Workload
 
 BLOCK_BYTES = 256
 SLOTS = 4
@@ -27,26 +27,34 @@ class Shelf:
     def fill(self, indices: Sequence[int]) -> None:
         self.filled.update((index, self.slots.source[slot].tobytes()) for slot, index in enumerate(indices))
 
-    def load(self, indices: Sequence[int], first_slot: int) -> None:
+    def load(self, indices: Sequence[int], first_slot: int) -> Call:
+        return lambda: self._load(indices, first_slot)
+
+    def _load(self, indices: Sequence[int], first_slot: int) -> None:
         self.loads.append(list(indices))
         for slot, index in enumerate(indices, first_slot):
             self.deliver(slot, self.filled[index])
 
-    def store(self, indices: Sequence[int], first_slot: int) -> None:
+    def store(self, indices: Sequence[int], first_slot: int) -> Call:
+        return lambda: self._store(indices, first_slot)
+
+    def _store(self, indices: Sequence[int], first_slot: int) -> None:
         for slot, index in enumerate(indices, first_slot):
             self.stored[index] = self.slots.source[slot].tobytes()
 
-    def read_back(self, indices: Sequence[int], first_slot: int) -> None:
+    def read_back(self, indices: Sequence[int], first_slot: int) -> Call:
+        return lambda: self._read_back(indices, first_slot)
+
+    def _read_back(self, indices: Sequence[int], first_slot: int) -> None:
         for slot, index in enumerate(indices, first_slot):
             self.deliver(slot, self.stored[index])
 
-    def allocate(self, indices: Sequence[int], first_slot: int) -> None:
+    def allocate(self, indices: Sequence[int], first_slot: int) -> Call:
         assert not set(indices) & set(self.stored), "there was room for it"
-        self.store(indices, first_slot)
+        return self.store(indices, first_slot)
 
-    def free(self, indices: Sequence[int]) -> None:
-        for index in indices:
-            del self.stored[index]
+    def free(self, indices: Sequence[int]) -> Call:
+        return lambda: [self.stored.pop(index) for index in indices]
 
     def finish(self) -> None:
         self.stored.clear()
@@ -75,8 +83,8 @@ class Crooked(Shelf):
 class Confused(Shelf):
     """Gives what was filled in for what was stored."""
 
-    def read_back(self, indices: Sequence[int], first_slot: int) -> None:
-        self.load(indices, first_slot)
+    def read_back(self, indices: Sequence[int], first_slot: int) -> Call:
+        return self.load(indices, first_slot)
 
 
 @pytest.mark.parametrize("outstanding", [1, SLOTS])

@@ -44,7 +44,7 @@ class Figures:
     gb_per_s: float
     operations_per_s: float
     server_cpu_s_per_gb: float | None
-    """None where the server's process is not known, or the round too short for the system's clock to have ticked."""
+    """None where the server's process is not known."""
     verified: int
 
     def as_dict(self) -> dict[str, float | None]:
@@ -102,7 +102,7 @@ def figures_of(cell: Cell, measured: Sequence[Calls], server_cpu_s: float | None
         p999_us=percentile(ordered, 0.999) / 1000,
         gb_per_s=rate * cell.block_bytes / GB,
         operations_per_s=rate,
-        server_cpu_s_per_gb=server_cpu_s / moved_gb if server_cpu_s else None,
+        server_cpu_s_per_gb=None if server_cpu_s is None else server_cpu_s / moved_gb,
         verified=sum(calls.verified for calls in measured),
     )
 

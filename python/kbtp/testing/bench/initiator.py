@@ -6,6 +6,7 @@ import gc
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, TypeAlias
 
 import kbtp
@@ -13,7 +14,7 @@ from kbtp.initiator.client import Client
 from kbtp.initiator.operations import BlockRef, Result
 from kbtp.testing.bench.process import BenchFailed, Message, answer_each
 from kbtp.testing.bench.rnics import open_spinning
-from kbtp.testing.bench.workload import BlockServer, Slots, Workload
+from kbtp.testing.bench.workload import BlockServer, Call, Slots, Workload
 
 
 class KbtpBlocks:
@@ -28,48 +29,55 @@ class KbtpBlocks:
         self._destinations = [row.data for row in slots.destination]
         self._sealed: dict[int, BlockRef] = {}
         self._open: dict[int, BlockRef] = {}
-        self._last: dict[int, BlockRef] = {}
+        self._last: Callable[[Sequence[int]], list[BlockRef]] = self._opened
+        """Finds what was stored last."""
 
     def fill(self, indices: Sequence[int]) -> None:
         stored = _all_ok(self._client.alloc_store_many(self._sources[: len(indices)]))
         self._sealed.update((index, result.ref) for index, result in zip(indices, stored, strict=True))
 
-    def load(self, indices: Sequence[int], first_slot: int) -> None:
+    def load(self, indices: Sequence[int], first_slot: int) -> Call:
         if len(indices) == 1:
-            self._client.load(self._sealed[indices[0]], into=self._destinations[first_slot])
-        else:
-            blocks = [self._sealed[index] for index in indices]
-            _all_ok(self._client.load_many(blocks, self._destinations[first_slot : first_slot + len(blocks)]))
+            return partial(self._client.load, self._sealed[indices[0]], into=self._destinations[first_slot])
+        blocks = [self._sealed[index] for index in indices]
+        into = self._destinations[first_slot : first_slot + len(blocks)]
+        return lambda: _all_ok(self._client.load_many(blocks, into))
 
-    def store(self, indices: Sequence[int], first_slot: int) -> None:
+    def store(self, indices: Sequence[int], first_slot: int) -> Call:
         if not self._open:
             count = len(self._sources)
             opened = _all_ok(self._client.alloc_store_many(self._sources, seal=False))
             self._open = {index: result.ref for index, result in zip(range(count), opened, strict=True)}
-        self._last = self._open
+        self._last = self._opened
         if len(indices) == 1:
-            self._client.store(self._open[indices[0]], self._sources[first_slot], seal=False)
-        else:
-            blocks = [self._open[index] for index in indices]
-            _all_ok(self._client.store_many(blocks, self._sources[first_slot : first_slot + len(blocks)], seal=False))
+            return partial(self._client.store, self._open[indices[0]], self._sources[first_slot], seal=False)
+        blocks = self._opened(indices)
+        data = self._sources[first_slot : first_slot + len(blocks)]
+        return lambda: _all_ok(self._client.store_many(blocks, data, seal=False))
 
-    def read_back(self, indices: Sequence[int], first_slot: int) -> None:
-        blocks = [self._last[index] for index in indices]
+    def read_back(self, indices: Sequence[int], first_slot: int) -> Call:
+        blocks = self._last(indices)
         into = self._destinations[first_slot : first_slot + len(blocks)]
-        _all_ok(self._client.load_many(blocks, into, allow_unsealed=True))
+        return lambda: _all_ok(self._client.load_many(blocks, into, allow_unsealed=True))
 
-    def allocate(self, indices: Sequence[int], first_slot: int) -> None:
-        if len(indices) == 1:
-            self._last = {indices[0]: self._client.alloc_store(self._sources[first_slot])}
-        else:
-            stored = _all_ok(self._client.alloc_store_many(self._sources[first_slot : first_slot + len(indices)]))
-            self._last = {index: result.ref for index, result in zip(indices, stored, strict=True)}
+    def allocate(self, indices: Sequence[int], first_slot: int) -> Call:
+        data = self._sources[first_slot : first_slot + len(indices)]
 
-    def free(self, indices: Sequence[int]) -> None:
-        if len(indices) == 1:
-            self._client.free(self._last[indices[0]])
-        else:
-            _all_ok(self._client.free_many([self._last[index] for index in indices]))
+        def one() -> None:
+            block = self._client.alloc_store(data[0])
+            self._last = lambda _: [block]
+
+        def many() -> None:
+            stored = _all_ok(self._client.alloc_store_many(data))
+            self._last = lambda _: [result.ref for result in stored]
+
+        return one if len(indices) == 1 else many
+
+    def free(self, indices: Sequence[int]) -> Call:
+        blocks = self._last(indices)
+        if len(blocks) == 1:
+            return partial(self._client.free, blocks[0])
+        return lambda: _all_ok(self._client.free_many(blocks))
 
     def finish(self) -> None:
         if self._open:
@@ -78,6 +86,9 @@ class KbtpBlocks:
 
     def close(self) -> None:
         self._client.close()
+
+    def _opened(self, indices: Sequence[int]) -> list[BlockRef]:
+        return [self._open[index] for index in indices]
 
 
 def _all_ok(results: list[Result]) -> list[Result]:

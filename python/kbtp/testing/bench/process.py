@@ -21,6 +21,7 @@ Message: TypeAlias = dict[str, Any]
 
 ANSWER_S = 120.0
 STOP_S = 5.0
+_CPUCLOCK_SCHED = 2
 
 
 class BenchFailed(KbtpError):
@@ -30,7 +31,8 @@ class BenchFailed(KbtpError):
 class Child:
     """A process, in a session of its own: Ctrl-C reaches us alone, and we stop it.
 
-    It ends when its standard input does. While it is frozen it uses no processor, whatever it spins on.
+    It ends when its standard input does. While it is frozen neither it nor what it has started uses a processor,
+    whatever it spins on.
     """
 
     def __init__(
@@ -107,11 +109,11 @@ class Child:
 
     def freeze(self) -> None:
         self._frozen = True
-        self._process.send_signal(signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
         self._frozen = False
-        self._process.send_signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
 
     def stop(self, *, ask_first: bool = True) -> None:
         """End it and wait until it has ended: first asked (its input closes), then made to. Idempotent."""
@@ -123,10 +125,15 @@ class Child:
         try:
             self._process.wait(STOP_S if ask_first else 0)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._signal(signal.SIGKILL)
             self._process.wait()
         if self._process.stdout is not None:
             self._process.stdout.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To all of its session: to itself and what it has started."""
+        if self._process.poll() is None:  # else the number may be another's by now
+            os.killpg(self.pid, number)
 
     def _ended(self) -> BenchFailed:
         try:
@@ -187,15 +194,16 @@ def report_failure(error: Exception, output: TextIO) -> None:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """User and system time that the processes have had so far, to the resolution of the system's clock tick.
+    """User and system time that the processes, all threads of each, have had so far.
 
     Raises BenchFailed if one of them is not there.
     """
-    ticks = 0
-    for pid in pids:
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            raise BenchFailed(f"there is no process {pid}") from None
-        ticks += int(fields[11]) + int(fields[12])  # utime and stime; what stands before the name's ) is not in here
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return sum(map(_cpu_seconds, pids))
+
+
+def _cpu_seconds(pid: int) -> float:
+    # The number of its clock as Linux makes it (clock_getcpuclockid(3)): /proc/PID/stat is as coarse as a clock tick.
+    try:
+        return time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)
+    except (OSError, OverflowError):  # the latter: of a number that no process has
+        raise BenchFailed(f"there is no process {pid}") from None

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import resource
+import subprocess
 import sys
 import threading
 from collections.abc import Collection
@@ -30,8 +31,17 @@ class TargetSettings:
     spin_us: int | None = None
     table_handles: int = 0
     max_sessions: int = 64
-    busy: bool = False
-    """Keep a thread of the target's own interpreter spinning in pure Python."""
+    threads: int = 1
+    """Event loops, on an RNIC that can have several."""
+    forced_punts: float = 0.0
+    """The part of requests that an RNIC that executes sequences leaves to Python though it need not."""
+    beside: str = ""
+    """What spins in pure Python beside it: `THREAD`, one of its own interpreter, or `PROCESS`, one of another's."""
+
+
+THREAD, PROCESS = "thread", "process"
+# Ends with its parent, however that ends.
+_SPIN = "import os; parent = os.getppid()\nwhile os.getppid() == parent:\n for _ in range(1_000_000): pass"
 
 
 class TargetProcess(Child):
@@ -70,12 +80,14 @@ def serve(settings: TargetSettings) -> None:
         max_sessions=settings.max_sessions,
         name="kbtp bench",
     )
-    rnic = open_spinning(settings.rnic, settings.spin_us)
-    server = Server(config, rnic)
+    rnic = open_spinning(settings.rnic, settings.spin_us, settings.forced_punts)
+    server = Server(config, rnic, threads=settings.threads)
     url = str(server.listen(port=0))
     threading.Thread(target=_stop_with_input, args=(server,), daemon=True).start()
-    if settings.busy:
+    if settings.beside == THREAD:
         threading.Thread(target=spin_in_python, daemon=True).start()
+    elif settings.beside == PROCESS:  # of the same session, as that is what processor time is shared out by
+        subprocess.Popen([sys.executable, "-c", _SPIN], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     print(json.dumps({"url": url, "rnic": rnic.name}), flush=True)
     server.run()
 

@@ -1,8 +1,8 @@
 """What an initiator does while it is measured, against anything that stores blocks and gives them back.
 
-Only the calls themselves are timed. Every block is stamped with its number before it is stored; what comes back
-must bear the right stamp, and now and then all octets are compared. A call's destination is spoilt afterwards, so that
-a call that places nothing is found out.
+Only the calls themselves are timed, not the drawing of blocks nor the making of lists that a caller has at hand. Every
+block is stamped with its number before it is stored; what comes back must bear the right stamp, and now and then all
+octets are compared. A call's destination is spoilt afterwards, so that a call that places nothing is found out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,30 +28,37 @@ _SPOILT = -1
 _SEED = 1
 
 
+Call: TypeAlias = Callable[[], object]
+"""What is timed: all of its arguments are at hand. It returns when all of it is done and raises if any of it failed."""
+
+
 class BlockServer(Protocol):
     """What is measured, from an initiator's side.
 
     A slot is a row of the source and the destination array it was opened with; the nth of `indices` goes with the
-    slot `first_slot` + n. Each call returns when all of it is done and raises if any of it failed.
+    slot `first_slot` + n. What returns a `Call` only looks up what goes with indices and slots, as a caller would have
+    it in its block table; to make requests of it, and to look at each answer, is part of the call.
     """
 
     def fill(self, indices: Sequence[int]) -> None:
         """Store what `load` will find, once for each index."""
         ...
 
-    def load(self, indices: Sequence[int], first_slot: int) -> None: ...
+    def load(self, indices: Sequence[int], first_slot: int) -> Call: ...
 
-    def store(self, indices: Sequence[int], first_slot: int) -> None:
-        """Replace blocks of a second set, as many as there are slots; the first call for an index may create it."""
+    def store(self, indices: Sequence[int], first_slot: int) -> Call:
+        """Replace blocks of a second set, as many as there are slots; they exist when this returns."""
         ...
 
-    def read_back(self, indices: Sequence[int], first_slot: int) -> None:
+    def read_back(self, indices: Sequence[int], first_slot: int) -> Call:
         """Load what `store` or `allocate` stored last."""
         ...
 
-    def allocate(self, indices: Sequence[int], first_slot: int) -> None: ...
+    def allocate(self, indices: Sequence[int], first_slot: int) -> Call: ...
 
-    def free(self, indices: Sequence[int]) -> None: ...
+    def free(self, indices: Sequence[int]) -> Call:
+        """Of what `allocate` stored last."""
+        ...
 
     def finish(self) -> None:
         """Undo what `store` created, so that there is room for `allocate`. Not timed."""
@@ -123,7 +130,7 @@ class Workload:
         slots, load, timed = self._slots, self._server.load, _Timed(seconds)
         while timed.goes_on():
             indices, first_slot = self._turn(draws, timed.count)
-            timed.call(load, indices, first_slot)
+            timed.call(load(indices, first_slot))
             slots.check(indices, [index % slots.count for index in indices], first_slot, 0, timed.is_compared())
         return Calls(timed.calls_ns, timed.count * len(draws[0]))
 
@@ -134,7 +141,7 @@ class Workload:
             indices, first_slot = self._turn(draws, timed.count)
             self._version += 1
             self._slots.stamp(indices, first_slot, self._version)
-            timed.call(self._server.store, indices, first_slot)
+            timed.call(self._server.store(indices, first_slot))
             if timed.is_compared():
                 verified += self._verify(indices, first_slot)
         verified += self._verify(indices, first_slot)
@@ -147,10 +154,10 @@ class Workload:
             indices, first_slot = self._turn(draws, timed.count)
             self._version += 1
             self._slots.stamp(indices, first_slot, self._version)
-            timed.call(self._server.allocate, indices, first_slot)
+            timed.call(self._server.allocate(indices, first_slot))
             if timed.is_compared():
                 verified += self._verify(indices, first_slot)
-            timed.continue_call(self._server.free, indices)
+            timed.continue_call(self._server.free(indices))
         return Calls(timed.calls_ns, verified)
 
     def _turn(self, draws: list[list[int]], count: int) -> tuple[list[int], int]:
@@ -158,7 +165,7 @@ class Workload:
         return indices, count % (self._slots.count - len(indices) + 1)
 
     def _verify(self, indices: list[int], first_slot: int) -> int:
-        self._server.read_back(indices, first_slot)
+        self._server.read_back(indices, first_slot)()
         sources = range(first_slot, first_slot + len(indices))
         self._slots.check(indices, sources, first_slot, self._version, True)
         return len(indices)
@@ -182,13 +189,13 @@ class _Timed:
         """Whether the call just made is one whose octets are all compared."""
         return len(self.calls_ns) % COMPARE_EVERY == 1
 
-    def call(self, function: Callable[[Sequence[int], int], None], indices: list[int], first_slot: int) -> None:
+    def call(self, call: Call) -> None:
         began_ns = time.perf_counter_ns()
-        function(indices, first_slot)
+        call()
         self.calls_ns.append(time.perf_counter_ns() - began_ns)
 
-    def continue_call(self, function: Callable[[Sequence[int]], None], indices: list[int]) -> None:
+    def continue_call(self, call: Call) -> None:
         """Time that belongs to the call before."""
         began_ns = time.perf_counter_ns()
-        function(indices)
+        call()
         self.calls_ns[-1] += time.perf_counter_ns() - began_ns
