@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 
 import kbtp
 from kbtp.initiator.client import Client
-from kbtp.initiator.operations import BlockRef, Result
 from kbtp.testing.bench.process import BenchFailed, Message, answer_each
 from kbtp.testing.bench.rnics import open_spinning
 from kbtp.testing.bench.workload import BlockServer, Call, Slots, Workload
+from kbtp.types import BlockRef
 
 
 class KbtpBlocks:
@@ -33,32 +33,31 @@ class KbtpBlocks:
         """Finds what was stored last."""
 
     def fill(self, indices: Sequence[int]) -> None:
-        stored = _all_ok(self._client.alloc_store_many(self._sources[: len(indices)]))
-        self._sealed.update((index, result.ref) for index, result in zip(indices, stored, strict=True))
+        stored = self._client.alloc_store_many(self._sources[: len(indices)]).raise_for_status()
+        self._sealed.update(zip(indices, stored.refs, strict=True))
 
     def load(self, indices: Sequence[int], first_slot: int) -> Call:
         if len(indices) == 1:
             return partial(self._client.load, self._sealed[indices[0]], into=self._destinations[first_slot])
         blocks = [self._sealed[index] for index in indices]
         into = self._destinations[first_slot : first_slot + len(blocks)]
-        return lambda: _all_ok(self._client.load_many(blocks, into))
+        return lambda: self._client.load_many(blocks, into).raise_for_status()
 
     def store(self, indices: Sequence[int], first_slot: int) -> Call:
         if not self._open:
-            count = len(self._sources)
-            opened = _all_ok(self._client.alloc_store_many(self._sources, seal=False))
-            self._open = {index: result.ref for index, result in zip(range(count), opened, strict=True)}
+            opened = self._client.alloc_store_many(self._sources, seal=False).raise_for_status()
+            self._open = dict(enumerate(opened.refs))
         self._last = self._opened
         if len(indices) == 1:
             return partial(self._client.store, self._open[indices[0]], self._sources[first_slot], seal=False)
         blocks = self._opened(indices)
         data = self._sources[first_slot : first_slot + len(blocks)]
-        return lambda: _all_ok(self._client.store_many(blocks, data, seal=False))
+        return lambda: self._client.store_many(blocks, data, seal=False).raise_for_status()
 
     def read_back(self, indices: Sequence[int], first_slot: int) -> Call:
         blocks = self._last(indices)
         into = self._destinations[first_slot : first_slot + len(blocks)]
-        return lambda: _all_ok(self._client.load_many(blocks, into, allow_unsealed=True))
+        return lambda: self._client.load_many(blocks, into, allow_unsealed=True).raise_for_status()
 
     def allocate(self, indices: Sequence[int], first_slot: int) -> Call:
         data = self._sources[first_slot : first_slot + len(indices)]
@@ -68,8 +67,8 @@ class KbtpBlocks:
             self._last = lambda _: [block]
 
         def many() -> None:
-            stored = _all_ok(self._client.alloc_store_many(data))
-            self._last = lambda _: [result.ref for result in stored]
+            stored = self._client.alloc_store_many(data).raise_for_status()
+            self._last = lambda _: stored.refs
 
         return one if len(indices) == 1 else many
 
@@ -77,11 +76,11 @@ class KbtpBlocks:
         blocks = self._last(indices)
         if len(blocks) == 1:
             return partial(self._client.free, blocks[0])
-        return lambda: _all_ok(self._client.free_many(blocks))
+        return lambda: self._client.free_many(blocks).raise_for_status()
 
     def finish(self) -> None:
         if self._open:
-            _all_ok(self._client.free_many(list(self._open.values())))
+            self._client.free_many(list(self._open.values())).raise_for_status()
             self._open = {}
 
     def close(self) -> None:
@@ -89,12 +88,6 @@ class KbtpBlocks:
 
     def _opened(self, indices: Sequence[int]) -> list[BlockRef]:
         return [self._open[index] for index in indices]
-
-
-def _all_ok(results: list[Result]) -> list[Result]:
-    for result in results:
-        result.raise_for_status()
-    return results
 
 
 def connect(slots: Slots, blocks: int, settings: dict[str, Any]) -> tuple[BlockServer, int, Message]:
