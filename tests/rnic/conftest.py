@@ -21,6 +21,7 @@ from kbtp.iwarp.terminate import parse_terminate
 from kbtp.types import TerminateInfo
 from kbtp.verbs.api import (
     Access,
+    BatchDone,
     Channel,
     ConnectRequest,
     Established,
@@ -103,7 +104,7 @@ class Side:
 
     def poll(self) -> None:
         for event in self.channel.poll(0):
-            if isinstance(event, Established | Rejected | StreamEnded | WorkCompletion):
+            if isinstance(event, Established | Rejected | StreamEnded | WorkCompletion | BatchDone):
                 self.events.append(event)
             elif self.answer is not None:
                 self.answer(event)

@@ -1,8 +1,8 @@
 //! How long LOAD and STORE take between two processes over loopback TCP, without Python, beside bare sockets.
 //!
 //! ```text
-//! cc -O2 -pthread -o /tmp/floor bench/baseline/floor.c
-//! cargo run --release -p kbtp-rnic --example sequences -- floor=/tmp/floor spin_us=0 ms=500 rounds=3
+//! cc -O2 -pthread -o build/floor bench/baseline/floor.c
+//! cargo run --release -p kbtp-rnic --example sequences -- floor=build/floor spin_us=0 ms=500 rounds=3
 //! ```
 //!
 //! The target is this program once more, with the verb `serve`; a session is offloaded as HELLO's answer would do it.
