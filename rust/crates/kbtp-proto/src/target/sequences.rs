@@ -181,14 +181,16 @@ impl<S: SharedStore> Session<S> {
         if let Some(source) = self.data_at_hand(task, request) {
             return self.commit_store(task, request, source, memory); // draft 6.2 step 2
         }
-        match memory.allocate(request.data.length) {
-            Some(staging) => {
-                self.task_mut(task)?.staging = Some(staging);
-                self.read(task, staging);
-            }
-            None => self.leave_to_python(task, PuntReason::NoMemory),
-        }
+        self.read(task, None, memory);
         Ok(())
+    }
+
+    /// Staging memory for the data of a STORE; None if there is none.
+    pub(super) fn stage(&mut self, task: TaskId, length_bytes: u32, memory: &mut dyn SessionMemory) -> Option<Span> {
+        let staging = memory.allocate(length_bytes)?;
+        self.tasks.get_mut(&task)?.staging = Some(staging);
+        self.staged_bytes += u64::from(length_bytes);
+        Some(staging)
     }
 
     /// The data of a STORE or ALLOC_STORE that brought it along, or has none (profile 6.6: that truncates or binds an
@@ -224,6 +226,7 @@ impl<S: SharedStore> Session<S> {
 
     fn drop_staging(&mut self, task: TaskId, memory: &mut dyn SessionMemory) -> Result<(), ApiMisuse> {
         if let Some(staging) = self.task_mut(task)?.staging.take() {
+            self.staged_bytes -= u64::from(staging.len);
             memory.release(staging);
         }
         Ok(())
@@ -257,7 +260,7 @@ impl<S: SharedStore> Session<S> {
         self.task_mut(task)?.block_offset = Some(block_offset);
         // draft 6.3 step 3
         let Some(source) = self.data_at_hand(task, request) else {
-            self.read(task, sink);
+            self.read(task, Some(sink), memory);
             return Ok(());
         };
         if source.len > 0 {
