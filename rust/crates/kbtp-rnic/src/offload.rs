@@ -305,9 +305,7 @@ impl StreamState {
             let key = offload.foreign_reads_posted;
             offload.foreign_reads_posted += 1;
             offload.foreign_reads.insert(key, (work, wr_id, region));
-            offload
-                .session
-                .foreign_read(key, &mut Memory(&core.device), core.now);
+            offload.session.foreign_read(key, &mut Memory(&core.device), core.now);
             self.perform(core);
         }
     }
@@ -349,10 +347,10 @@ impl StreamState {
                 self.post_work(work, Held::new(), WorkOwner::Read(task));
             }
             Action::ForeignRead { key } => {
-                if let Some((work, _, region)) = offload.foreign_reads.remove(&key) {
-                    if !self.post_work(work, Held::from_elem(region, 1), WorkOwner::CallersRead) {
-                        core.device.table().memories.release(region); // held while it waited
-                    }
+                if let Some((work, _, region)) = offload.foreign_reads.remove(&key)
+                    && !self.post_work(work, Held::from_elem(region, 1), WorkOwner::CallersRead)
+                {
+                    core.device.table().memories.release(region); // held while it waited
                 }
             }
             Action::Send {

@@ -3,7 +3,7 @@
 //! | operation | draft | steps here |
 //! |---|---|---|
 //! | LOAD | 6.1 | pin, RDMA Write + completion, unpin when the Write has left the block |
-//! | STORE | 6.2 | RDMA Read into staging (or inline), copy and update the entry, completion |
+//! | STORE | 6.2 | RDMA Read into staging (or inline), pin and copy, update the entry, unpin, completion |
 //! | ALLOC_STORE | 6.3 | quota, block from the ring, RDMA Read into it (or inline), bind, completion |
 //! | FREE | 6.4 | clear the entry, wait for pins, clear, back to the ring, completion |
 //!
@@ -209,16 +209,20 @@ impl<S: SharedStore> Session<S> {
         source: Span,
         memory: &mut dyn SessionMemory,
     ) -> Result<(), ApiMisuse> {
-        let (seal, region, len) = (seals(request), self.grant.pool, source.len);
-        let copy = |offset| {
-            if len > 0 {
-                memory.copy(source, Span { region, offset, len });
-            }
-        };
+        let (handle, seal, len) = (request.handle, seals(request), source.len);
+        // Not copied in one critical section, for that may take long and other sessions wait meanwhile: the pin keeps the
+        // block from being freed, and the turns on the handle keep all else away (profile 3 "Same handle").
+        let (pin, block) = self.store.with(|store| {
+            let pin = store.begin_store(handle, self.grant.stream)?;
+            Ok((pin, self.in_block(store, pin.block_offset, len)?))
+        })?;
+        if len > 0 {
+            memory.copy(source, block);
+        }
         // draft 6.2 step 3
-        let entry = self
-            .store
-            .with(|store| store.commit_store(request.handle, len, seal, copy))?;
+        let committed = self.store.with(|store| store.commit_store(handle, len, seal, |_| ()));
+        self.unpin(Some(pin))?;
+        let entry = committed?;
         self.drop_staging(task, memory)?;
         self.finish(task, Status::Success, Some(&entry), true); // draft 6.2 step 4
         Ok(())
