@@ -77,7 +77,7 @@ STAG_DRAWS_MAX = 1000
 
 # --- the reference RNIC ---
 RNIC_READ_DEPTH_MAX = 256  # IRD and ORD it can be asked for
-RNIC_UNSENT_MAX_BYTES = 64 * 1024  # FPDUs built ahead of the socket, a stream
+RNIC_UNSENT_MAX_BYTES = 256 * 1024  # FPDUs built ahead of the socket, a stream
 RNIC_PUMP_MAX_BYTES = 1024 * 1024  # sent by one stream before the others get a turn
 RNIC_READ_BUFFER_BYTES = 256 * 1024  # read from one stream before the others get a turn
 RNIC_IOV_MAX = 64  # FPDUs in one sendmsg

@@ -16,7 +16,7 @@ from kbtp.errors import ApiMisuse, ConnectionLost, PeerMisbehaved
 from kbtp.types import BlockRef, Opcode, RequestFlag, Status
 from kbtp.verbs.api import Access, BatchDone, RdmaWrite, Recv, Send, Sge
 from kbtp.verbs.buffers import buffer_of
-from kbtp.verbs.requester import RECORD, CarryingStream, RecordStatus, RequestGrant, Requester, Unprepared
+from kbtp.verbs.requester import RECORD, CarryingStream, RecordStatus, Requester, RequestGrant, Unprepared
 from kbtp.wire import Completion, Free, Load, Store, parse_request
 
 pytestmark = pytest.mark.parametrize("rnic_name", ["native"], indirect=True)

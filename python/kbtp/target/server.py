@@ -27,8 +27,8 @@ from kbtp.target.identity import Identity
 from kbtp.target.session import Session
 from kbtp.target.target import Target
 from kbtp.verbs.api import (
-    BatchDone,
     Access,
+    BatchDone,
     Channel,
     ConnectRequest,
     Established,

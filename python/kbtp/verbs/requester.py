@@ -77,7 +77,7 @@ class Requester(Protocol):
     """Carries the requests of one stream. One thread at a time.
 
     `opcode` is LOAD, STORE, ALLOC_STORE or FREE, `flags` SEAL or ALLOW_UNSEALED, `generation` replaces those of the
-    blocks unless it is 0. There are as many buffers as blocks, or None for FREE; they stay as they are, and in use, until
+    blocks unless it is 0. As many buffers as blocks, or None for FREE; they stay as they are, and in use, until
     the batch is done. Two loads into the same memory: the second is MISUSED.
     """
 

@@ -101,8 +101,8 @@ pub const TCP_KEEPALIVE_PROBES: u32 = 4;
 // --- the RNIC ---
 /// IRD and ORD it can be asked for.
 pub const RNIC_READ_DEPTH_MAX: u16 = 256;
-/// FPDUs built ahead of the socket, a stream. More would keep the peer waiting for the first of them.
-pub const RNIC_UNSENT_MAX_BYTES: usize = 64 * 1024;
+/// FPDUs built ahead of the socket, a stream.
+pub const RNIC_UNSENT_MAX_BYTES: usize = 256 * 1024;
 /// Sent by one stream before the others get a turn.
 pub const RNIC_PUMP_MAX_BYTES: usize = 1024 * 1024;
 /// Read from one stream before the others get a turn.

@@ -1,15 +1,15 @@
 //! How long LOAD and STORE take between two processes over loopback TCP, without Python, beside bare sockets.
 //!
 //! ```text
-//! cc -O2 -pthread -o build/floor bench/baseline/floor.c
-//! cargo run --release -p kbtp-rnic --example sequences -- floor=build/floor spin_us=0 ms=500 rounds=3
+//! make .venv/floor
+//! cargo build --release --manifest-path rust/Cargo.toml -p kbtp-rnic --example sequences
+//! rust/target/release/examples/sequences floor=.venv/floor spin_us=0 ms=500 rounds=3
 //! ```
 //!
 //! The target is this program once more, with the verb `serve`; a session is offloaded as HELLO's answer would do it.
 //! Rounds of both take turns. Only the calls are timed; what comes back is compared, and so is what the target holds.
-//! `only=load-4096-1` measures one cell, `threads=N` gives the target so many event loops, `under="valgrind --tool=callgrind"`
-//! starts it under another program. Where there are two
-//! processors and `taskset`, target and initiator have one each.
+//! Where there are two processors and `taskset`, target and initiator have one each. `only=load-4096-1` measures one cell,
+//! `threads=N` gives the target so many event loops, `under="valgrind --tool=callgrind"` starts it under another program.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a tool for people: what fails shows")]
 
 use std::collections::HashMap;

@@ -326,10 +326,10 @@ impl Core {
         self.in_turn = false;
     }
 
-    /// Reap events of what the owner posted, if there are any, and if the sockets had their turn since the last time. Not
-    /// if the file descriptor shows them: it would go on to.
+    /// Reap events of what the owner posted, if there are any, the sockets had their turn since the last time, and no wake
+    /// is to be taken.
     pub(crate) fn reap_at_once(&mut self, into: &mut Vec<Event>) -> bool {
-        self.hurried = !self.hurried && !self.events.is_empty() && !self.poller.is_shown();
+        self.hurried = !self.hurried && !self.events.is_empty() && !self.poller.is_woken();
         if self.hurried {
             self.reap(into);
         }

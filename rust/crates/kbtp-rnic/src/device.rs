@@ -546,3 +546,43 @@ impl fmt::Debug for Region {
         write!(f, "Region({:#010x}, {} octets)", self.stag(), self.length())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+    use std::thread;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn one_stream_reaches_its_memory_while_another_one_does() {
+        let device = Device::open(Options::default());
+        let pd = device.allocate_pd();
+        let [one, other] = [(), ()].map(|()| device.shared.table_mut().open_view(pd.id).unwrap());
+        let (tell, told) = mpsc::channel();
+        let shared = Arc::clone(&device.shared);
+        let came = device.shared.lend(one, |_, _| {
+            thread::spawn(move || shared.lend(other, |_, _| tell.send(()).unwrap()));
+            told.recv_timeout(PATIENCE)
+        });
+        assert!(came.is_ok(), "it waited");
+    }
+
+    #[test]
+    fn an_stag_that_the_peer_invalidates_is_revoked_when_the_loan_is_over() {
+        let device = Device::open(Options::default());
+        let pd = device.allocate_pd();
+        let view = device.shared.table_mut().open_view(pd.id).unwrap();
+        let buffer = Buffer::zeroed(8).unwrap();
+        let region = device.register(buffer, Access::REMOTE_WRITE, &pd, None, 0).unwrap();
+        device.shared.lend(view, |memory, _| {
+            assert!(memory.place(region.stag(), 0, 8).is_ok());
+            memory.invalidate(region.stag()).unwrap();
+            assert!(memory.place(region.stag(), 0, 8).is_err());
+        });
+        assert!(!region.valid() && device.shared.unheld.any());
+        let again = Buffer::zeroed(8).unwrap();
+        assert!(device.register(again, Access::REMOTE_WRITE, &pd, None, 0).is_ok());
+    }
+}

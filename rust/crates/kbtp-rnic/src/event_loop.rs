@@ -119,6 +119,11 @@ impl Poller {
         }
     }
 
+    /// There is a wake-up to take.
+    pub(crate) fn is_woken(&self) -> bool {
+        self.wake_is_set.load(Ordering::SeqCst)
+    }
+
     /// Forget the wake-up; whoever called this looks around once more. In this order a wake meanwhile is part of this one,
     /// and never leaves the flag set with nothing to read, which would lose all later ones.
     pub(crate) fn take_wake(&self) {

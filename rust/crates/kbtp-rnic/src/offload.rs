@@ -24,6 +24,10 @@ use crate::event_loop::TimerId;
 use crate::memory::RegisteredOctets;
 use crate::stream_state::{Held, HeldWork, StreamState, WorkOwner};
 
+/// Of the data of STOREs, a session: what has come is copied into its block while it is in the processor's caches. Two of
+/// the largest usual blocks are enough to keep a connection busy.
+const STAGED_MAX_BYTES: u64 = 4 * 1024 * 1024;
+
 impl SharedStore for SharedBlocks {
     fn with<R>(&self, act: impl FnOnce(&mut BlockStore) -> R) -> R {
         Self::with(self, act)
@@ -182,6 +186,7 @@ impl StreamState {
             receives,
             pool,
             read_depth: grant.read_depth,
+            staged_max_bytes: STAGED_MAX_BYTES,
             drain: grant.drain,
         };
         let options = &core.device.options;
@@ -290,7 +295,7 @@ impl StreamState {
         let (memory, now) = (&mut Memory(&core.device), core.now);
         match owner {
             WorkOwner::Caller | WorkOwner::Request => {}
-            WorkOwner::CallersRead => offload.session.foreign_read_done(now),
+            WorkOwner::CallersRead => offload.session.foreign_read_done(memory, now),
             WorkOwner::Write(task) => offload.session.written(task, memory, now),
             WorkOwner::Read(task) => offload.session.fetched(task, memory, now),
             WorkOwner::Completion => offload.session.sent(),
@@ -303,7 +308,7 @@ impl StreamState {
             let key = offload.foreign_reads_posted;
             offload.foreign_reads_posted += 1;
             offload.foreign_reads.insert(key, (work, wr_id, region));
-            offload.session.foreign_read(key, core.now);
+            offload.session.foreign_read(key, &mut Memory(&core.device), core.now);
             self.perform(core);
         }
     }

@@ -30,6 +30,10 @@ const PREFETCH_BYTES: usize = 4096;
 const APPETITE_BYTES: usize = 8 * 1024;
 const APPETITE_GROWTH: usize = 4;
 
+/// Built before the first `sendmsg` of a turn, so that the peer begins while this side goes on. Later ones take as much as
+/// was sent before them, which makes fewer of them.
+const FIRST_BATCH_BYTES: usize = 64 * 1024;
+
 /// Parts that one more FPDU adds, if it is sent from where it lies: head, one or two spans, tail.
 const PARTS_OF_FPDU: usize = 4;
 
@@ -141,11 +145,12 @@ impl Operation {
     }
 
     /// Hand the system what waits, or else FPDUs that are built now; how many octets it took. `spare` is empty, before and
-    /// after.
+    /// after. `sent_bytes`: how many this stream has sent in this turn.
     pub(crate) fn send_batch(
         &mut self,
         device: &DeviceShared,
         spare: &mut Outgoing,
+        sent_bytes: usize,
         now: Instant,
     ) -> io::Result<usize> {
         self.link.send_queued()?;
@@ -156,7 +161,8 @@ impl Operation {
         self.check_emss(now)?;
         let result = device.lend(self.view, |memory, octets| {
             if out.is_empty() {
-                self.build(memory, octets, &mut out);
+                let ahead_bytes = sent_bytes.clamp(FIRST_BATCH_BYTES, limits::RNIC_UNSENT_MAX_BYTES);
+                self.build(memory, octets, ahead_bytes, &mut out);
             }
             self.send_built(octets, &mut out)
         });
@@ -180,8 +186,14 @@ impl Operation {
         Ok(())
     }
 
-    fn build(&mut self, memory: &mut dyn StreamMemory, octets: &RegisteredOctets<'_>, out: &mut Outgoing) {
-        while out.left_bytes() < limits::RNIC_UNSENT_MAX_BYTES
+    fn build(
+        &mut self,
+        memory: &mut dyn StreamMemory,
+        octets: &RegisteredOctets<'_>,
+        ahead_bytes: usize,
+        out: &mut Outgoing,
+    ) {
+        while out.left_bytes() < ahead_bytes
             && out.part_count() + PARTS_OF_FPDU <= PARTS_MAX
             && self.iwarp.build_fpdu(memory, octets, out)
         {}

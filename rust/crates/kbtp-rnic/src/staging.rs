@@ -11,7 +11,7 @@ use crate::device::DeviceShared;
 use crate::memory::Buffer;
 
 /// What is kept by a device at most, all sizes together.
-const KEPT_MAX_BYTES: u64 = 64 * 1024 * 1024;
+const KEPT_MAX_BYTES: u64 = 32 * 1024 * 1024;
 
 const SMALLEST_BYTES: u32 = 4096;
 

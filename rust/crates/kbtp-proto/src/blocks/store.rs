@@ -353,6 +353,13 @@ impl BlockStore {
 
     // --- STORE ---
 
+    /// Pin the block of an entry that may be written, so that data can be copied into it outside of any lock on this;
+    /// `commit_store` and then `end_load` follow.
+    pub fn begin_store(&mut self, handle: Handle, owner: OwnerId) -> Result<Pin, ApiMisuse> {
+        check_writable(handle, &self.table.read(handle)?)?;
+        self.begin_load(handle, owner)
+    }
+
     /// Draft 6.2 steps 2 and 3 with data the caller has staged (profile 6.5): copy it, then update the entry.
     ///
     /// `copy` is given where the block is, in octets from the start of the pool's memory, and puts `data_length` octets

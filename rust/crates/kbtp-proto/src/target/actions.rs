@@ -29,6 +29,8 @@ pub struct SessionGrant {
     pub pool: RegionId,
     /// RDMA Reads that may be outstanding towards the initiator: min(own ORD, the peer's IRD) (profile 3).
     pub read_depth: u32,
+    /// With more octets of staging memory in use no further STORE is fetched.
+    pub staged_max_bytes: u64,
     /// How long the initiator may take for an RDMA Read, or for a LOAD that a FREE waits for (profile 6.1, 8.8).
     pub drain: Duration,
 }

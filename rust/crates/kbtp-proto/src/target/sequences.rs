@@ -3,7 +3,7 @@
 //! | operation | draft | steps here |
 //! |---|---|---|
 //! | LOAD | 6.1 | pin, RDMA Write + completion, unpin when the Write has left the block |
-//! | STORE | 6.2 | RDMA Read into staging (or inline), copy and update the entry, completion |
+//! | STORE | 6.2 | RDMA Read into staging (or inline), pin and copy, update the entry, unpin, completion |
 //! | ALLOC_STORE | 6.3 | quota, block from the ring, RDMA Read into it (or inline), bind, completion |
 //! | FREE | 6.4 | clear the entry, wait for pins, clear, back to the ring, completion |
 //!
@@ -181,14 +181,16 @@ impl<S: SharedStore> Session<S> {
         if let Some(source) = self.data_at_hand(task, request) {
             return self.commit_store(task, request, source, memory); // draft 6.2 step 2
         }
-        match memory.allocate(request.data.length) {
-            Some(staging) => {
-                self.task_mut(task)?.staging = Some(staging);
-                self.read(task, staging);
-            }
-            None => self.leave_to_python(task, PuntReason::NoMemory),
-        }
+        self.read(task, None, memory);
         Ok(())
+    }
+
+    /// Staging memory for the data of a STORE; None if there is none.
+    pub(super) fn stage(&mut self, task: TaskId, length_bytes: u32, memory: &mut dyn SessionMemory) -> Option<Span> {
+        let staging = memory.allocate(length_bytes)?;
+        self.tasks.get_mut(&task)?.staging = Some(staging);
+        self.staged_bytes += u64::from(length_bytes);
+        Some(staging)
     }
 
     /// The data of a STORE or ALLOC_STORE that brought it along, or has none (profile 6.6: that truncates or binds an
@@ -207,16 +209,20 @@ impl<S: SharedStore> Session<S> {
         source: Span,
         memory: &mut dyn SessionMemory,
     ) -> Result<(), ApiMisuse> {
-        let (seal, region, len) = (seals(request), self.grant.pool, source.len);
-        let copy = |offset| {
-            if len > 0 {
-                memory.copy(source, Span { region, offset, len });
-            }
-        };
+        let (handle, seal, len) = (request.handle, seals(request), source.len);
+        // Not copied in one critical section, for that may take long and other sessions wait meanwhile: the pin keeps the
+        // block from being freed, and the turns on the handle keep all else away (profile 3 "Same handle").
+        let (pin, block) = self.store.with(|store| {
+            let pin = store.begin_store(handle, self.grant.stream)?;
+            Ok((pin, self.in_block(store, pin.block_offset, len)?))
+        })?;
+        if len > 0 {
+            memory.copy(source, block);
+        }
         // draft 6.2 step 3
-        let entry = self
-            .store
-            .with(|store| store.commit_store(request.handle, len, seal, copy))?;
+        let committed = self.store.with(|store| store.commit_store(handle, len, seal, |_| ()));
+        self.unpin(Some(pin))?;
+        let entry = committed?;
         self.drop_staging(task, memory)?;
         self.finish(task, Status::Success, Some(&entry), true); // draft 6.2 step 4
         Ok(())
@@ -224,6 +230,7 @@ impl<S: SharedStore> Session<S> {
 
     fn drop_staging(&mut self, task: TaskId, memory: &mut dyn SessionMemory) -> Result<(), ApiMisuse> {
         if let Some(staging) = self.task_mut(task)?.staging.take() {
+            self.staged_bytes -= u64::from(staging.len);
             memory.release(staging);
         }
         Ok(())
@@ -257,7 +264,7 @@ impl<S: SharedStore> Session<S> {
         self.task_mut(task)?.block_offset = Some(block_offset);
         // draft 6.3 step 3
         let Some(source) = self.data_at_hand(task, request) else {
-            self.read(task, sink);
+            self.read(task, Some(sink), memory);
             return Ok(());
         };
         if source.len > 0 {

@@ -37,6 +37,8 @@ pub struct Session<S> {
     completions_posted: usize,
     held_completions: VecDeque<HeldCompletion>,
     reads_posted: u32,
+    /// Octets of staging memory that STOREs hold.
+    pub(super) staged_bytes: u64,
     waiting_reads: VecDeque<WaitingRead>,
     read_deadline: Option<Instant>,
     draining: bool,
@@ -52,11 +54,17 @@ struct HeldCompletion {
     invalidate_stag: Option<u32>,
 }
 
-/// An RDMA Read that waits for a read slot.
+/// An RDMA Read that waits for a read slot, or for staging memory.
 #[derive(Debug)]
 enum WaitingRead {
-    Own { task: TaskId, sink: Span },
-    Foreign { key: u64 },
+    /// Into the block of the task, or into staging memory that is taken when its turn comes.
+    Own {
+        task: TaskId,
+        sink: Option<Span>,
+    },
+    Foreign {
+        key: u64,
+    },
 }
 
 impl<S: SharedStore> Session<S> {
@@ -74,6 +82,7 @@ impl<S: SharedStore> Session<S> {
             completions_posted: 0,
             held_completions: VecDeque::new(),
             reads_posted: 0,
+            staged_bytes: 0,
             waiting_reads: VecDeque::new(),
             read_deadline: None,
             draining: false,
@@ -136,7 +145,7 @@ impl<S: SharedStore> Session<S> {
         self.read_done(now);
         let result = self.store_fetched(task, memory);
         self.check(result);
-        self.post_reads();
+        self.post_reads(memory);
         self.advance(memory);
     }
 
@@ -165,17 +174,17 @@ impl<S: SharedStore> Session<S> {
     // --- Python's RDMA Reads ---
 
     /// Python wants to post an RDMA Read, which shares the read depth; `Action::ForeignRead` says when.
-    pub fn foreign_read(&mut self, key: u64, now: Instant) {
+    pub fn foreign_read(&mut self, key: u64, memory: &mut dyn SessionMemory, now: Instant) {
         self.now = now;
         self.waiting_reads.push_back(WaitingRead::Foreign { key });
-        self.post_reads();
+        self.post_reads(memory);
     }
 
     /// An RDMA Read of Python's is done.
-    pub fn foreign_read_done(&mut self, now: Instant) {
+    pub fn foreign_read_done(&mut self, memory: &mut dyn SessionMemory, now: Instant) {
         self.read_done(now);
-        self.post_reads();
-        self.report_if_drained();
+        self.post_reads(memory);
+        self.advance(memory);
     }
 
     // --- time and the end ---
@@ -302,24 +311,33 @@ impl<S: SharedStore> Session<S> {
         self.act(Action::Write { task, source, stag, to });
     }
 
-    /// RDMA Read into `sink` from the task's Data Descriptor, when a read slot is free; `fetched` follows.
-    pub(super) fn read(&mut self, task: TaskId, sink: Span) {
+    /// RDMA Read into `sink`, or staging memory, from the task's Data Descriptor, when there is room; `fetched` follows.
+    pub(super) fn read(&mut self, task: TaskId, sink: Option<Span>, memory: &mut dyn SessionMemory) {
         self.waiting_reads.push_back(WaitingRead::Own { task, sink });
-        self.post_reads();
+        self.post_reads(memory);
     }
 
     /// Profile 3 "RDMA Reads": those beyond the depth wait here, where no completion waits behind them.
-    fn post_reads(&mut self) {
+    fn post_reads(&mut self, memory: &mut dyn SessionMemory) {
         while !self.ending
             && self.reads_posted < self.grant.read_depth
             && let Some(read) = self.waiting_reads.pop_front()
         {
             match read {
+                WaitingRead::Own { sink: None, .. } if self.staged_bytes > self.grant.staged_max_bytes => {
+                    self.waiting_reads.push_front(read);
+                    return;
+                }
                 WaitingRead::Own { task, sink } => {
                     let Some(Task { request, .. }) = self.tasks.get(&task) else {
                         continue;
                     };
                     let (stag, to) = (request.data.stag, request.data.to);
+                    let length_bytes = request.data.length;
+                    let Some(sink) = sink.or_else(|| self.stage(task, length_bytes, memory)) else {
+                        self.leave_to_python(task, PuntReason::NoMemory);
+                        continue;
+                    };
                     self.act(Action::Read { task, sink, stag, to });
                 }
                 WaitingRead::Foreign { key } => self.act(Action::ForeignRead { key }),

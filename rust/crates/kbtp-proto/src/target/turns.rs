@@ -98,6 +98,7 @@ impl Turns {
             turn.started = false;
             turn.punt = Some(if own { reason } else { PuntReason::BehindPunt });
         }
+        self.ready.push_back(handle);
     }
 
     /// A task of ours is wholly done or not done. False if it is none, or no more.

@@ -276,3 +276,16 @@ fn handles_have_the_domain_they_were_assigned_for() {
     store.release_range(range).unwrap();
     assert_eq!(store.domain_of(BASE + 4), None);
 }
+
+#[test]
+fn a_store_that_is_being_copied_keeps_its_block_and_a_sealed_one_is_not_begun() {
+    let Made { mut store, .. } = make(2, 2, false, 0);
+    let entry = alloc_store(&mut store, BASE, 4, false);
+    let pin = store.begin_store(BASE, 7).unwrap();
+    assert_eq!(pin.block_offset, entry.block_offset);
+    assert_eq!(store.commit_store(BASE, 8, true, |_| ()).unwrap().data_length, 8);
+    assert!(store.begin_store(BASE, 7).is_err());
+    assert_eq!(store.begin_free(BASE, PREFILL, TOKEN, None), Ok(Freeing::Waiting));
+    assert!(store.end_load(&pin).unwrap().is_some());
+    assert!(store.begin_store(BASE, 7).is_err());
+}

@@ -75,7 +75,7 @@ fn nothing_starts_after_the_end() {
     let peer = &mut world.peers[peer];
     peer.session.received(0, 40, &mut peer.memory, now);
     peer.session.sent();
-    peer.session.foreign_read(1, now);
+    peer.session.foreign_read(1, &mut peer.memory, now);
     peer.session.resolved(handle);
     peer.session.tick(now + crate::world::DRAIN * 2);
     assert_eq!(peer.session.next_action(), None);
@@ -114,9 +114,8 @@ fn an_idle_session_is_drained_at_once() {
 fn draining_waits_for_pythons_reads_too() {
     let mut world = World::new();
     let peer = world.join();
-    let now = world.now;
     for key in 0..3 {
-        world.peers[peer].session.foreign_read(key, now);
+        world.foreign_read(peer, key);
     }
     world.perform(peer);
     world.drain(peer);

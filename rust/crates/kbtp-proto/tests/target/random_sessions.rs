@@ -196,8 +196,7 @@ impl Model {
             }
             Step::ForeignRead { .. } => {
                 self.foreign_keys += 1;
-                let now = self.world.now;
-                self.world.peers[peer].session.foreign_read(self.foreign_keys, now);
+                self.world.foreign_read(peer, self.foreign_keys);
                 self.world.perform(peer);
             }
             Step::Exhaust { exhausted, .. } => self.world.peers[peer].memory.exhausted = exhausted,

@@ -23,6 +23,7 @@ use kbtp_proto::types::{RequestFlag, Status};
 use kbtp_proto::wire::{DataDescriptor, Operation, Request};
 
 pub(crate) const BLOCK: u32 = 512;
+pub(crate) const STAGED_MAX_BYTES: u64 = 100;
 pub(crate) const BLOCKS: u32 = 8;
 pub(crate) const HANDLES: u64 = 4;
 /// The table's handles pass 2^64, where a range test that compares instead of subtracting fails.
@@ -243,6 +244,7 @@ impl World {
             receives,
             pool: POOL,
             read_depth,
+            staged_max_bytes: STAGED_MAX_BYTES,
             drain: DRAIN,
         };
         self.peers.push(Peer {
@@ -502,6 +504,11 @@ impl World {
 
     // --- what the RNIC reports ---
 
+    pub(crate) fn foreign_read(&mut self, number: usize, key: u64) {
+        let peer = &mut self.peers[number];
+        peer.session.foreign_read(key, &mut peer.memory, self.now);
+    }
+
     pub(crate) fn finish(&mut self, number: usize, n: usize) {
         let peer = &mut self.peers[number];
         let operation = peer.posted.remove(n);
@@ -509,7 +516,7 @@ impl World {
         match operation {
             Posted::Write { task, .. } => peer.session.written(task, &mut peer.memory, self.now),
             Posted::Read { task, .. } => peer.session.fetched(task, &mut peer.memory, self.now),
-            Posted::Foreign { .. } => peer.session.foreign_read_done(self.now),
+            Posted::Foreign { .. } => peer.session.foreign_read_done(&mut peer.memory, self.now),
         }
         self.perform(number);
     }
