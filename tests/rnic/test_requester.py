@@ -54,7 +54,9 @@ class Session:
         self.pair.net.pump(lambda: BatchDone(self.pair.c, batch) in events)
         taken = self.requester.take(batch)
         assert taken is not None
-        return np.frombuffer(taken[0], RECORD), dict(taken[1])
+        records = np.frombuffer(taken[0], RECORD)
+        assert taken[1] == (not records["status"].any())
+        return records, dict(taken[2])
 
 
 def grant(pair: Any, **changes: Any) -> RequestGrant:
@@ -219,7 +221,7 @@ def test_octets_found_elsewhere_are_stored_too(session: Session) -> None:
 def test_a_batch_of_nothing_is_done(session: Session) -> None:
     batch = session.requester.submit(FREE, 0, ANY, [], None)
     assert len(session.done(batch)[0]) == 0
-    assert session.requester.run(FREE, 0, ANY, [], None, 0) == (b"", [])
+    assert session.requester.run(FREE, 0, ANY, [], None, 0) == (b"", True, [])
 
 
 # --- waiting -----------------------------------------------------------------------------------

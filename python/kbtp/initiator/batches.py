@@ -20,11 +20,14 @@ Records: TypeAlias = npt.NDArray[np.void]
 class Results(Sequence[Result]):
     """One `Result` for each request of a batch, in order; as arrays for who has many."""
 
-    __slots__ = ("_errors", "_records")
+    __slots__ = ("_errors", "_octets", "_ok", "_records_made")
 
-    def __init__(self, records: Records, errors: Mapping[int, KbtpError]) -> None:
-        """`records` of dtype `RECORD`; `errors` says by its place why a request has no status, or adds to it."""
-        self._records = records
+    def __init__(self, records: bytes, ok: bool, errors: Mapping[int, KbtpError]) -> None:
+        """`records` are the octets of `RECORD`s, `ok` if all are SUCCESS; `errors` says by its place why a request has
+        no status, or adds to it."""
+        self._octets = records
+        self._records_made: Records | None = None
+        self._ok = ok
         self._errors = errors
 
     @classmethod
@@ -36,10 +39,17 @@ class Results(Sequence[Result]):
             records[place] = (status, result.generation, result.length_bytes, result.handle, result.block_offset)
             if result.error is not None:
                 errors[place] = result.error
-        return cls(records, errors)
+        return cls(records.tobytes(), not records["status"].any(), errors)
+
+    @property
+    def _records(self) -> Records:
+        # Made when somebody looks: who only asks for `ok` pays nothing for it.
+        if self._records_made is None:
+            self._records_made = np.frombuffer(self._octets, RECORD)
+        return self._records_made
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._octets) // RECORD.itemsize
 
     @overload
     def __getitem__(self, index: int) -> Result: ...
@@ -68,7 +78,7 @@ class Results(Sequence[Result]):
     @property
     def ok(self) -> bool:
         """True if every request succeeded."""
-        return not self.statuses.any()
+        return self._ok
 
     @property
     def statuses(self) -> npt.NDArray[np.uint16]:

@@ -126,24 +126,24 @@ class RnicCarrier:
     # --- how they ended ------------------------------------------------------------------------
 
     def _finish(self, batch: Batch, wrong: Wrong, taken: Taken) -> None:
-        octets, misuses = taken
-        records: Records = np.frombuffer(octets, RECORD)
-        errors: dict[int, KbtpError] = {}
-        if wrong or (records["status"] >= RecordStatus.NO_HANDLE).any():
-            count = len(batch.blocks)
-            places = [place for place in range(count) if place not in wrong]
-            answered, records = records, np.zeros(count, RECORD)
-            records["status"] = RecordStatus.MISUSED
-            records[places] = answered
-            errors.update(wrong)
-            said = dict(misuses)
-            for index, place in enumerate(places):
-                status = int(answered["status"][index])
-                if status >= RecordStatus.NO_HANDLE:
-                    errors[place] = self._error(status, said.get(index))
-                if status == RecordStatus.NO_HANDLE:
-                    records["status"][place] = Status.NO_SPACE
-        batch.finish(Results(records, errors))
+        octets, ok, misuses = taken
+        if ok and not wrong:
+            batch.finish(Results(octets, ok, {}))
+            return
+        answered: Records = np.frombuffer(octets, RECORD)
+        records = np.zeros(len(batch.blocks), RECORD)
+        records["status"] = RecordStatus.MISUSED
+        places = [place for place in range(len(records)) if place not in wrong]
+        records[places] = answered
+        errors: dict[int, KbtpError] = {**wrong}
+        said = dict(misuses)
+        for index, place in enumerate(places):
+            status = int(answered["status"][index])
+            if status >= RecordStatus.NO_HANDLE:
+                errors[place] = self._error(status, said.get(index))
+            if status == RecordStatus.NO_HANDLE:
+                records["status"][place] = Status.NO_SPACE
+        batch.finish(Results(records.tobytes(), False, errors))
 
     def _error(self, status: int, why: str | None) -> KbtpError:
         if status == RecordStatus.MISUSED:

@@ -66,8 +66,8 @@ class RequestGrant:
     max_message_bytes: int
 
 
-Taken: TypeAlias = tuple[bytes, list[tuple[int, str]]]
-"""The `RECORD`s of a batch, and for each MISUSED one its place and why."""
+Taken: TypeAlias = tuple[bytes, bool, list[tuple[int, str]]]
+"""The `RECORD`s of a batch, whether all of them are SUCCESS, and for each MISUSED one its place and why."""
 
 TakenOne: TypeAlias = tuple[tuple[int, int, int, int, int], str | None]
 """The fields of a `RECORD`, and why if it is MISUSED."""

@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use kbtp_proto::initiator::Terms;
-use kbtp_proto::types::{Generation, Handle, RequestFlag};
+use kbtp_proto::types::{Generation, Handle, RequestFlag, Status};
 use kbtp_proto::wire::Operation as Kind;
 use kbtp_rnic::initiator::{Asked, Memory, Outcome, RequestGrant};
 use kbtp_rnic::requester::Waited;
@@ -54,8 +54,8 @@ impl Octets {
 #[pyclass(frozen, module = "kbtp._native")]
 pub(crate) struct Requester(kbtp_rnic::requester::Requester);
 
-/// The records of a batch, and of each that could never work its place and why.
-type Taken<'py> = (Bound<'py, PyBytes>, Vec<(usize, String)>);
+/// The records of a batch, whether all of them are of success, and of each that could never work its place and why.
+type Taken<'py> = (Bound<'py, PyBytes>, bool, Vec<(usize, String)>);
 
 /// Status, generation, length, handle and offset of a record.
 type Record = (u16, u16, u32, u64, u64);
@@ -332,9 +332,11 @@ fn record_of(outcome: &Outcome) -> Record {
 
 fn taken<'py>(py: Python<'py>, outcomes: &[Outcome]) -> Taken<'py> {
     let mut records = Vec::with_capacity(outcomes.len() * RECORD_BYTES);
+    let mut ok = true;
     let mut misuses = Vec::new();
     for (index, outcome) in outcomes.iter().enumerate() {
         let (status, generation, length, handle, offset) = record_of(outcome);
+        ok &= status == Status::Success as u16;
         records.extend_from_slice(&status.to_ne_bytes());
         records.extend_from_slice(&generation.to_ne_bytes());
         records.extend_from_slice(&length.to_ne_bytes());
@@ -344,5 +346,5 @@ fn taken<'py>(py: Python<'py>, outcomes: &[Outcome]) -> Taken<'py> {
             misuses.push((index, why.clone()));
         }
     }
-    (PyBytes::new(py, &records), misuses)
+    (PyBytes::new(py, &records), ok, misuses)
 }

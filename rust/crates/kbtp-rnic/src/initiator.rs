@@ -183,6 +183,9 @@ struct Context {
     claimed: bool,
 }
 
+/// So many requests of a batch go out at once, for the target to work on while the others are made.
+const REQUESTS_AHEAD: usize = 4;
+
 const SHARED_MEMORY: &str = "another load is placing a block in the same memory: give every load of a batch memory of \
                              its own, and wait for a load before its buffer is used again";
 
@@ -411,6 +414,7 @@ impl StreamState {
     }
 
     fn send_requests(&mut self, core: &mut Core) {
+        let mut posted = 0;
         while let (Some(initiator), Some(operation)) = (&mut self.initiator, &mut self.operation)
             && !operation.iwarp.failed()
             && let Some(message) = initiator.next_message(core)
@@ -427,6 +431,10 @@ impl StreamState {
                     regions: Held::new(),
                     owner: WorkOwner::Request,
                 });
+            }
+            posted += 1;
+            if posted == REQUESTS_AHEAD {
+                self.send(core);
             }
         }
     }
