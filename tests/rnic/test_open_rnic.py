@@ -7,6 +7,7 @@ import logging
 import pytest
 
 import kbtp.rnic
+from kbtp import limits
 from kbtp.errors import ApiMisuse
 from kbtp.rnic import open_rnic
 
@@ -29,7 +30,7 @@ def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
         open_rnic("quantum")
 
 
-def _missing() -> None:
+def _missing(_spin_us: int | None) -> None:
     raise ImportError("no module named that")
 
 
@@ -50,3 +51,17 @@ def test_auto_passes_over_one_that_is_not_there(
     monkeypatch.setattr(kbtp.rnic, "_BEST_FIRST", (missing,))
     with pytest.raises(ApiMisuse, match="no RNIC works"):
         open_rnic()
+
+
+def test_how_long_it_looks_before_it_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KBTP_SPIN_US", raising=False)
+    opened = [open_rnic("native"), open_rnic("native", spin_us=7)]
+    monkeypatch.setenv("KBTP_SPIN_US", "12")
+    opened += [open_rnic("native"), open_rnic("native", spin_us=0)]
+    assert [rnic.options.spin_us for rnic in opened] == [limits.RNIC_SPIN_US, 7, 12, 0]
+    for rnic in opened:
+        rnic.close()
+    for wrong in ("soon", "-1", "1.5"):
+        monkeypatch.setenv("KBTP_SPIN_US", wrong)
+        with pytest.raises(ApiMisuse, match=f"KBTP_SPIN_US is '{wrong}'"):
+            open_rnic("native")

@@ -83,14 +83,22 @@ def _load_file(ctx: click.Context, _param: click.Parameter, value: Path | None) 
     envvar="KBTP_CREDITS", help="Requests an initiator may have outstanding.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(1, limits.RNIC_THREADS_MAX), default=1, show_default=True,
     envvar="KBTP_THREADS", help="Event loops that the native RNIC spreads sessions over.")  # fmt: skip
+@click.option(
+    "--spin-us",
+    type=click.IntRange(0, limits.RNIC_SPIN_MAX_US),
+    default=limits.RNIC_SPIN_US,
+    show_default=True,
+    envvar="KBTP_SPIN_US",
+    help="How long an event loop looks for more before it sleeps, in microseconds; 0 costs latency, saves power.",
+)
 @click.option("--rnic", "rnic_name", default="auto", show_default=True, envvar="KBTP_RNIC", help="RNIC to serve on.")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info",
     show_default=True, envvar="KBTP_LOG_LEVEL", help="What is logged to standard error.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the ready line as a JSON object.")
 def serve(
     host: str, port: int, block_size: int, pool_size: int | None, pool_blocks: int | None, quota: int, max_quota: int,
-    namespace: str, name: str, linger: float, drain: float, request_credits: int, threads: int, rnic_name: str,
-    log_level: str, as_json: bool,
+    namespace: str, name: str, linger: float, drain: float, request_credits: int, threads: int, spin_us: int,
+    rnic_name: str, log_level: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Serve a pool of blocks until SIGTERM or Ctrl-C, then finish what is outstanding and exit.
 
@@ -123,7 +131,7 @@ def serve(
     )
     _check_memory(config)
     try:
-        rnic = open_rnic(rnic_name)
+        rnic = open_rnic(rnic_name, spin_us=spin_us)
         server = Server(config, rnic, threads=threads)
     except (MemoryError, OSError) as error:
         raise click.UsageError(f"cannot allocate a pool of {format_size(config.pool_bytes)}: {error}") from None

@@ -19,16 +19,16 @@ class _Entry:
     """An RNIC that may be there: `open` raises ImportError or OSError where it is not."""
 
     name: str
-    open: Callable[[], Rnic]
+    open: Callable[[int | None], Rnic]
 
 
-def _open_native() -> Rnic:
-    from kbtp.rnic.native import NativeRnic
+def _open_native(spin_us: int | None) -> Rnic:
+    from kbtp.rnic.native import NativeOptions, NativeRnic
 
-    return NativeRnic()
+    return NativeRnic() if spin_us is None else NativeRnic(NativeOptions(spin_us=spin_us))
 
 
-def _open_reference() -> Rnic:
+def _open_reference(_spin_us: int | None) -> Rnic:
     from kbtp.rnic.reference import ReferenceRnic
 
     return ReferenceRnic()
@@ -37,26 +37,29 @@ def _open_reference() -> Rnic:
 _BEST_FIRST = (_Entry("native", _open_native), _Entry("reference", _open_reference))
 
 
-def open_rnic(name: str = AUTO) -> Rnic:
+def open_rnic(name: str = AUTO, *, spin_us: int | None = None) -> Rnic:
     """Open the RNIC `name`, or with "auto" the best one there is; says in the log which.
+
+    `spin_us`: how long whoever waits looks again before it blocks, with an RNIC that can; None is its default, or what
+    the environment variable KBTP_SPIN_US says.
 
     Raises:
         ApiMisuse: no RNIC has that name, or (with "auto") none works here.
         ImportError, OSError: the one asked for by name is not there.
     """
     if name == AUTO:
-        return _open_best()
+        return _open_best(spin_us)
     for entry in _BEST_FIRST:
         if entry.name == name:
-            return entry.open()
+            return entry.open(spin_us)
     known = ", ".join([AUTO, *(entry.name for entry in _BEST_FIRST)])
     raise ApiMisuse(f"there is no RNIC named {name!r}; known are {known}")
 
 
-def _open_best() -> Rnic:
+def _open_best(spin_us: int | None) -> Rnic:
     for entry in _BEST_FIRST:
         try:
-            rnic = entry.open()
+            rnic = entry.open(spin_us)
         except (ImportError, OSError) as error:
             _log.info("RNIC %s is not there: %s", entry.name, error)
         else:

@@ -21,6 +21,8 @@ from kbtp.limits import (
     MPA_REQUEST_TIMEOUT_S,
     RNIC_ACCEPT_PAUSE_S,
     RNIC_READ_DEPTH_MAX,
+    RNIC_SPIN_MAX_US,
+    RNIC_SPIN_US,
     TCP_USER_TIMEOUT_S,
 )
 from kbtp.rnic.native_requester import NativeRequester
@@ -60,8 +62,8 @@ _OPCODES = {opcode.value: opcode for opcode in WcOpcode}
 class NativeOptions:
     """How a native RNIC starts its streams, and how long it waits for what. All times in seconds but `spin_us`.
 
-    As `kbtp.rnic.reference.ReferenceOptions`. A `poll` that finds nothing looks again for `spin_us` microseconds
-    before it blocks: less latency for more processor time.
+    As `kbtp.rnic.reference.ReferenceOptions`. Whoever waits looks again for `spin_us` microseconds before it blocks, an
+    event loop after each thing that came: less latency for some processor time. On one processor nobody does.
     """
 
     mpa: MpaOptions = field(default_factory=MpaOptions)
@@ -70,7 +72,7 @@ class NativeOptions:
     disconnect_s: float = DISCONNECT_S
     accept_pause_s: float = RNIC_ACCEPT_PAUSE_S
     tcp_user_timeout_s: float = TCP_USER_TIMEOUT_S
-    spin_us: int = 0
+    spin_us: int = field(default_factory=lambda: _spin_us(os.environ.get("KBTP_SPIN_US") or RNIC_SPIN_US))
     forced_punts: float = field(default_factory=lambda: float(os.environ.get("KBTP_FORCED_PUNTS") or 0))
     """For tests: how likely a request is left to its session in Python though the RNIC could serve it, 0 to 1."""
     forced_punts_seed: int = 0
@@ -410,6 +412,16 @@ class NativeRnic:
     def close(self) -> None:
         """Close every channel and revoke every region. No thread may be polling then. Idempotent."""
         self._native.close()
+
+
+def _spin_us(wanted: str | int) -> int:
+    try:
+        spin_us = int(wanted)
+    except ValueError:
+        spin_us = -1
+    if not 0 <= spin_us <= RNIC_SPIN_MAX_US:
+        raise ApiMisuse(f"KBTP_SPIN_US is {wanted!r}: expected microseconds, 0 to {RNIC_SPIN_MAX_US}")
+    return spin_us
 
 
 def _domain(pd: ProtectionDomain) -> _native.Pd:
