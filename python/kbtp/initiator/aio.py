@@ -61,16 +61,16 @@ class AsyncClient(SessionView):
             # One that does not answer must leave time for the others.
             share_s = (deadline_s - time.monotonic()) / (len(addresses) + 1)
             try:
-                return await cls._open(resolved, config, rnic, timeout_s, share_s)
+                return await cls._open(resolved, config, rnic, timeout_s, share_s, connect_timeout_s)
             except ConnectionLost:
                 if not addresses:
                     raise
 
     @classmethod
     async def _open(
-        cls, address: Address, config: InitiatorConfig, rnic: Rnic, timeout_s: float, connect_timeout_s: float
+        cls, address: Address, config: InitiatorConfig, rnic: Rnic, timeout_s: float, share_s: float, limit_s: float
     ) -> AsyncClient:
-        connection = Connection(address, config, rnic, now_s=time.monotonic(), timeout_s=connect_timeout_s)
+        connection = Connection(address, config, rnic, now_s=time.monotonic(), timeout_s=share_s, limit_s=limit_s)
         client = cls(connection, timeout_s)
         try:
             while not connection.opened and connection.error is None:

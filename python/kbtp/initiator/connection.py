@@ -53,9 +53,17 @@ class Connection:
     """One target, one stream at a time, one session. Owned by one thread or event loop."""
 
     def __init__(
-        self, address: Address, config: InitiatorConfig, rnic: Rnic, *, now_s: float, timeout_s: float
+        self,
+        address: Address,
+        config: InitiatorConfig,
+        rnic: Rnic,
+        *,
+        now_s: float,
+        timeout_s: float,
+        limit_s: float | None = None,
     ) -> None:
-        """Starts to connect; `opened` or `error` tells how it went, within `timeout_s`."""
+        """Starts to connect; `opened` or `error` tells how it went, within `timeout_s`, the share of this address in the
+        caller's `limit_s`."""
         self.address = address
         self.config = config
         self.session: InitiatorSession | None = None
@@ -68,7 +76,7 @@ class Connection:
         size = config.completion_credits * config.max_message_bytes
         self._receives = rnic.register(bytearray(size), Access.NONE, pd=self._pd)
         self._stream: Stream | None = None
-        self._timeout_s = timeout_s
+        self._limit_s = timeout_s if limit_s is None else limit_s
         self._connect_deadline_s = now_s + timeout_s
         self._attempt_deadline_s = 0.0
         self._carrier: SessionCarrier | RnicCarrier | None = None
@@ -188,11 +196,7 @@ class Connection:
             self.end(ConnectionLost(f"{self.address} closed the connection"))
 
     def _connect_timed_out(self) -> None:
-        self.end(
-            DeadlineExceeded(
-                f"{self.address} did not answer within {round(self._timeout_s, 2):g} s; is a KBTP target there?"
-            )
-        )
+        self.end(DeadlineExceeded(f"{self.address} did not answer within {self._limit_s:g} s; is a KBTP target there?"))
 
     def _received(self, completion: WorkCompletion) -> None:
         slot, size = completion.wr_id, self.config.max_message_bytes
