@@ -62,7 +62,7 @@ class Connection:
         timeout_s: float,
         limit_s: float | None = None,
     ) -> None:
-        """Starts to connect; `opened` or `error` tells how it went, within `timeout_s`, the share of this address in the
+        """Starts to connect; `opened` or `error` tells how it went, within `timeout_s`: this address's share of the
         caller's `limit_s`."""
         self.address = address
         self.config = config
