@@ -10,6 +10,7 @@ use kbtp_proto::mpa::MpaOptions;
 use kbtp_rnic::api::{Access, Event, Sge, WcOpcode, WorkRequest};
 use kbtp_rnic::device::Region;
 use kbtp_rnic::error::Error;
+use kbtp_rnic::options::Options;
 
 fn sides(threads: usize) -> (Side, Side) {
     let options = options(MpaOptions::default());
@@ -89,6 +90,44 @@ fn is_of(event: &Event, id: kbtp_rnic::api::StreamId) -> bool {
         Event::Completion(completion) => completion.stream == id,
         Event::StreamEnded { stream, .. } => *stream == id,
         _ => false,
+    }
+}
+
+#[test]
+fn loops_that_spin_serve_every_stream_in_turn() {
+    const STREAMS: usize = 3;
+    const ROUNDS: usize = 20;
+    let spinning = Options {
+        spin: Duration::from_millis(1),
+        ..options(MpaOptions::default())
+    };
+    for threads in [0, 1] {
+        let mut server = Side::with_threads(spinning.clone(), threads);
+        let mut client = Side::new(spinning.clone());
+        let listener = server.listen();
+        let mut streams = Vec::new();
+        for _ in 0..STREAMS {
+            let c = client.connect(&listener);
+            pump(&mut server, &mut client, |server, _| !server.requests.is_empty());
+            streams.push((server.accept(), c));
+        }
+        let region = server.region(b"abcdefgh", Access::REMOTE_READ);
+        let sink = client.region(&[0; 8], Access::empty());
+        for round in 1..=ROUNDS {
+            for (_, c) in &streams {
+                pump(&mut server, &mut client, |_, client| client.established(c.id()));
+                let read = WorkRequest::Read {
+                    wr_id: round as u64,
+                    sink: whole(&sink),
+                    remote_stag: region.stag(),
+                    remote_to: 0,
+                };
+                c.post(vec![read]).unwrap();
+                pump(&mut server, &mut client, |_, client| client.done(c).len() == round);
+                assert_eq!(octets_of(&sink), b"abcdefgh");
+                sink.clear(0, 8);
+            }
+        }
     }
 }
 
