@@ -6,7 +6,7 @@
 //! 2. a block store's (`SharedBlocks`), around one step of a sequence;
 //! 3. the device's (`DeviceShared::table`), around STags and registered octets: event loops hold it side by side, for
 //!    reading, around system calls too; who registers or revokes waits for them, alone. What is changed by readers (STags of
-//!    sinks, the source of randomness, the list of what nothing holds any more, staging memory) has a lock of its own each,
+//!    sinks, the source of randomness, the list of what nothing holds any more) has a lock of its own each,
 //!    taken last and alone.
 //!
 //! The lists of channels, of offloaded streams and of commands, the slot of the poller and an outbox are locked alone, or

@@ -21,7 +21,6 @@ use crate::event_loop::one_processor;
 use crate::memory::{Buffer, Memories, RegisteredOctets, Unheld};
 use crate::offload::Offloaded;
 use crate::options::Options;
-use crate::staging::Staging;
 use crate::stream::Stream;
 use smallvec::SmallVec;
 
@@ -44,7 +43,6 @@ pub(crate) struct DeviceShared {
     /// other; never twice in one thread, since a writer may have come to wait in between.
     table: RwLock<Table>,
     unheld: Arc<Unheld>,
-    pub(crate) staging: Staging,
     channels: Mutex<Vec<Weak<ChannelShared>>>,
     /// Locked last.
     pub(crate) offloaded: Mutex<Offloaded>,
@@ -294,7 +292,6 @@ impl Device {
                 options,
                 unheld: Arc::clone(table.memories.unheld()),
                 table: RwLock::new(table),
-                staging: Staging::default(),
                 channels: Mutex::new(Vec::new()),
                 offloaded: Mutex::new(Offloaded::default()),
                 punts: PuntCounters::default(),

@@ -2,8 +2,9 @@
 //!
 //! From below: `memory` (registered octets), `tcp` (sockets), `event_loop` (readiness and timers), `goodbye` (the end of
 //! a connection), `posting` (checks of work requests), `operation` and `completions` (a connection in use),
-//! `stream_state`, `stream_end` and `stream`, `connector` (active start-up), `listener` and `request` (passive start-up), `core` and
-//! `channel`, `device`, `blocks` (the structures of a target), `staging` and `offload` (its sequences).
+//! `stream_state`, `stream_end` and `stream`, `connector` (active start-up), `listener` and `request` (passive start-up),
+//! `core` and `channel`, `device`, `blocks` (the structures of a target), `offload` (its sequences), `initiator` and
+//! `requester` (an initiator's requests).
 //!
 //! Log records go through the `log` crate with target "kbtp.rnic", never while a lock of this crate is held.
 #![deny(unsafe_code)]
@@ -29,7 +30,6 @@ pub mod options;
 mod posting;
 pub mod request;
 pub mod requester;
-mod staging;
 pub mod stream;
 mod stream_end;
 mod stream_state;

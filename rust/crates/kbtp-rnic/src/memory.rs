@@ -10,7 +10,6 @@
 //! Whoever looks at octets borrows `Memories`, which the device lends to any number of readers; a slot is filled and
 //! emptied by a writer alone. What counts the holds on a slot are atomics: the last to let go leaves the buffer to `bury`.
 
-use std::alloc::{self, Layout};
 use std::any::Any;
 use std::fmt;
 use std::io;
@@ -113,19 +112,6 @@ impl Buffer {
         unsafe { Self::from_raw_parts(address, length, true, Box::new(words)) }
     }
 
-    /// As `zeroed`; None if the system gives no memory.
-    pub(crate) fn try_zeroed(length: usize) -> Option<Self> {
-        let layout = Layout::array::<AtomicU64>(length.div_ceil(WORD_BYTES)).ok()?;
-        if layout.size() == 0 {
-            return None;
-        }
-        // SAFETY: the layout has a size.
-        let pointer = NonNull::new(unsafe { alloc::alloc_zeroed(layout) })?;
-        let address = pointer.as_ptr().expose_provenance();
-        // SAFETY: the octets are the keepalive's, hold at least `length` octets and are reached through the buffer alone.
-        unsafe { Self::from_raw_parts(address, length, true, Box::new(Allocated { address, layout })) }.ok()
-    }
-
     /// The same octets once more.
     pub(crate) fn share(&self) -> Self {
         Self {
@@ -157,20 +143,6 @@ impl Buffer {
     #[must_use]
     pub fn writable(&self) -> bool {
         self.writable
-    }
-}
-
-/// Memory from the allocator, which it goes back to.
-struct Allocated {
-    address: usize,
-    layout: Layout,
-}
-
-impl Drop for Allocated {
-    fn drop(&mut self) {
-        let pointer = std::ptr::with_exposed_provenance_mut::<u8>(self.address);
-        // SAFETY: `address` came from the allocator with this layout, and is given back once.
-        unsafe { alloc::dealloc(pointer, self.layout) }
     }
 }
 

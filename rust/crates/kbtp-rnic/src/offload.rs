@@ -24,10 +24,6 @@ use crate::event_loop::TimerId;
 use crate::memory::RegisteredOctets;
 use crate::stream_state::{Held, HeldWork, StreamState, WorkOwner};
 
-/// Of the data of STOREs, a session: what has come is copied into its block while it is in the processor's caches. Two of
-/// the largest usual blocks are enough to keep a connection busy.
-const STAGED_MAX_BYTES: u64 = 4 * 1024 * 1024;
-
 impl SharedStore for SharedBlocks {
     fn with<R>(&self, act: impl FnOnce(&mut BlockStore) -> R) -> R {
         Self::with(self, act)
@@ -135,14 +131,6 @@ impl SessionMemory for Memory<'_> {
     fn copy(&mut self, from: Span, to: Span) {
         self.0.table().memories.copy(from, to);
     }
-
-    fn allocate(&mut self, length_bytes: u32) -> Option<Span> {
-        self.0.take_staging(length_bytes)
-    }
-
-    fn release(&mut self, staging: Span) {
-        self.0.give_staging(staging);
-    }
 }
 
 /// The offloaded session of one stream.
@@ -167,7 +155,7 @@ impl StreamState {
     pub(crate) fn offload(&mut self, core: &mut Core, grant: &Grant) -> Result<(), Error> {
         let (receives, pool) = (grant.receives.shared.id, grant.blocks.pool().shared.id);
         {
-            // All of the session's work names these two and its own staging memory: they are held once, until its end.
+            // All of the session's work names these two: they are held once, until its end.
             let table = core.device.table();
             self.check_grant(core, grant)?;
             for region in [receives, pool] {
@@ -186,7 +174,6 @@ impl StreamState {
             receives,
             pool,
             read_depth: grant.read_depth,
-            staged_max_bytes: STAGED_MAX_BYTES,
             drain: grant.drain,
         };
         let options = &core.device.options;
@@ -295,7 +282,7 @@ impl StreamState {
         let (memory, now) = (&mut Memory(&core.device), core.now);
         match owner {
             WorkOwner::Caller | WorkOwner::Request => {}
-            WorkOwner::CallersRead => offload.session.foreign_read_done(memory, now),
+            WorkOwner::CallersRead => offload.session.foreign_read_done(now),
             WorkOwner::Write(task) => offload.session.written(task, memory, now),
             WorkOwner::Read(task) => offload.session.fetched(task, memory, now),
             WorkOwner::Completion => offload.session.sent(),
@@ -308,7 +295,7 @@ impl StreamState {
             let key = offload.foreign_reads_posted;
             offload.foreign_reads_posted += 1;
             offload.foreign_reads.insert(key, (work, wr_id, region));
-            offload.session.foreign_read(key, &mut Memory(&core.device), core.now);
+            offload.session.foreign_read(key, core.now);
             self.perform(core);
         }
     }
@@ -489,7 +476,7 @@ impl StreamState {
         if let Some((timer, _)) = offload.timer.take() {
             core.timers.cancel(&mut Some(timer));
         }
-        offload.session.end(&mut Memory(&core.device));
+        offload.session.end();
         while let Some(action) = offload.session.next_action() {
             if let Action::Freed(finished) = action {
                 core.route_freed(offload.blocks.number(), finished);

@@ -29,8 +29,6 @@ pub struct SessionGrant {
     pub pool: RegionId,
     /// RDMA Reads that may be outstanding towards the initiator: min(own ORD, the peer's IRD) (profile 3).
     pub read_depth: u32,
-    /// With more octets of staging memory in use no further STORE is fetched.
-    pub staged_max_bytes: u64,
     /// How long the initiator may take for an RDMA Read, or for a LOAD that a FREE waits for (profile 6.1, 8.8).
     pub drain: Duration,
 }
@@ -53,7 +51,7 @@ pub enum Action {
     Read {
         /// Whose data it is.
         task: TaskId,
-        /// In the block, or in staging memory.
+        /// In the block.
         sink: Span,
         /// The initiator's memory.
         stag: u32,
@@ -105,12 +103,6 @@ pub trait SessionMemory {
 
     /// The octets of `from` to `to`, which is as long and does not overlap it.
     fn copy(&mut self, from: Span, to: Span);
-
-    /// Fresh memory of `length_bytes` (> 0) octets that no peer has a right to; None if there is none. Not cleared.
-    fn allocate(&mut self, length_bytes: u32) -> Option<Span>;
-
-    /// `staging` from `allocate` is not needed any more.
-    fn release(&mut self, staging: Span);
 }
 
 /// The one `BlockStore` of a target as its sessions share it.

@@ -37,8 +37,6 @@ punt_reasons! {
     Unsupported = "UNSUPPORTED";
     /// Its size is answered with MALFORMED.
     Malformed = "MALFORMED";
-    /// There was no memory for the data of a STORE to arrive in.
-    NoMemory = "NO_MEMORY";
     /// A LOAD of a block that is not sealed: its octets may change between their CRC and their way out.
     UnsealedLoad = "UNSEALED_LOAD";
     /// An earlier request on its handle was punted and is not resolved.
@@ -149,7 +147,7 @@ mod tests {
             .enumerate()
             .for_each(|(n, reason)| (0..n).for_each(|_| counters.count(*reason)));
         let read: Vec<_> = counters.read().collect();
-        assert_eq!(read.len(), 7);
+        assert_eq!(read.len(), 6);
         for (n, (reason, count)) in read.into_iter().enumerate() {
             assert_eq!((reason, count), (PuntReason::ALL[n], n as u64));
         }

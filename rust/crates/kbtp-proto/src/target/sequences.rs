@@ -3,7 +3,7 @@
 //! | operation | draft | steps here |
 //! |---|---|---|
 //! | LOAD | 6.1 | pin, RDMA Write + completion, unpin when the Write has left the block |
-//! | STORE | 6.2 | RDMA Read into staging (or inline), pin and copy, update the entry, unpin, completion |
+//! | STORE | 6.2 | pin, RDMA Read into the block (or inline), update the entry, unpin, completion |
 //! | ALLOC_STORE | 6.3 | quota, block from the ring, RDMA Read into it (or inline), bind, completion |
 //! | FREE | 6.4 | clear the entry, wait for pins, clear, back to the ring, completion |
 //!
@@ -27,11 +27,12 @@ pub(super) struct Task {
     /// Which receive buffer holds it; the inline data stays there until the completion.
     pub(super) slot: u64,
     pub(super) length_bytes: u32,
+    /// Of the block that a LOAD reads or a STORE changes.
     pin: Option<Pin>,
+    /// Some of the data of a STORE may be in its block.
+    pub(super) placed: bool,
     /// The block an ALLOC_STORE took from the ring and has not bound yet.
     block_offset: Option<u64>,
-    /// Where the data of a STORE arrives before it is copied as a whole (profile 6.5).
-    staging: Option<Span>,
 }
 
 impl Task {
@@ -41,8 +42,8 @@ impl Task {
             slot,
             length_bytes,
             pin: None,
+            placed: false,
             block_offset: None,
-            staging: None,
         }
     }
 }
@@ -174,23 +175,22 @@ impl<S: SharedStore> Session<S> {
         request: &Request,
         memory: &mut dyn SessionMemory,
     ) -> Result<(), ApiMisuse> {
-        if let Begun::Refused(status, entry) = self.begin(request, |_, _| Ok(Begun::Done(())))? {
-            self.finish(task, status, entry.as_ref(), false);
-            return Ok(());
-        }
         if let Some(source) = self.data_at_hand(task, request) {
-            return self.commit_store(task, request, source, memory); // draft 6.2 step 2
+            return self.store_at_hand(task, request, source, memory);
         }
-        self.read(task, None, memory);
+        let begun = self.begin(request, |store, _| {
+            let pin = store.begin_store(request.handle, self.grant.stream)?;
+            let sink = self.in_block(store, pin.block_offset, request.data.length)?;
+            Ok(Begun::Done((pin, sink)))
+        })?;
+        match begun {
+            Begun::Refused(status, entry) => self.finish(task, status, entry.as_ref(), false),
+            Begun::Done((pin, sink)) => {
+                self.task_mut(task)?.pin = Some(pin);
+                self.read(task, sink); // draft 6.2 step 2
+            }
+        }
         Ok(())
-    }
-
-    /// Staging memory for the data of a STORE; None if there is none.
-    pub(super) fn stage(&mut self, task: TaskId, length_bytes: u32, memory: &mut dyn SessionMemory) -> Option<Span> {
-        let staging = memory.allocate(length_bytes)?;
-        self.tasks.get_mut(&task)?.staging = Some(staging);
-        self.staged_bytes += u64::from(length_bytes);
-        Some(staging)
     }
 
     /// The data of a STORE or ALLOC_STORE that brought it along, or has none (profile 6.6: that truncates or binds an
@@ -202,37 +202,45 @@ impl<S: SharedStore> Session<S> {
         at_hand.then(|| message.part(request.inline_at, request.inline_bytes))
     }
 
-    fn commit_store(
+    /// The data is in the message, or there is none.
+    fn store_at_hand(
         &mut self,
         task: TaskId,
         request: &Request,
         source: Span,
         memory: &mut dyn SessionMemory,
     ) -> Result<(), ApiMisuse> {
-        let (handle, seal, len) = (request.handle, seals(request), source.len);
-        // Not copied in one critical section, for that may take long and other sessions wait meanwhile: the pin keeps the
-        // block from being freed, and the turns on the handle keep all else away (profile 3 "Same handle").
-        let (pin, block) = self.store.with(|store| {
-            let pin = store.begin_store(handle, self.grant.stream)?;
-            Ok((pin, self.in_block(store, pin.block_offset, len)?))
+        let begun = self.begin(request, |store, _| {
+            let pin = store.begin_store(request.handle, self.grant.stream)?;
+            let block = self.in_block(store, pin.block_offset, source.len)?;
+            Ok(Begun::Done((pin, block)))
         })?;
-        if len > 0 {
-            memory.copy(source, block);
+        match begun {
+            Begun::Refused(status, entry) => {
+                self.finish(task, status, entry.as_ref(), false);
+                Ok(())
+            }
+            Begun::Done((pin, block)) => {
+                self.task_mut(task)?.pin = Some(pin);
+                if source.len > 0 {
+                    // Not within the critical section, for that may take long and other sessions wait meanwhile: the pin
+                    // keeps the block from being freed, and the turns on the handle keep all else away.
+                    memory.copy(source, block);
+                }
+                self.commit_store(task, request, source.len)
+            }
         }
-        // draft 6.2 step 3
-        let committed = self.store.with(|store| store.commit_store(handle, len, seal, |_| ()));
-        self.unpin(Some(pin))?;
-        let entry = committed?;
-        self.drop_staging(task, memory)?;
-        self.finish(task, Status::Success, Some(&entry), true); // draft 6.2 step 4
-        Ok(())
     }
 
-    fn drop_staging(&mut self, task: TaskId, memory: &mut dyn SessionMemory) -> Result<(), ApiMisuse> {
-        if let Some(staging) = self.task_mut(task)?.staging.take() {
-            self.staged_bytes -= u64::from(staging.len);
-            memory.release(staging);
-        }
+    /// All data is in the block.
+    fn commit_store(&mut self, task: TaskId, request: &Request, len: u32) -> Result<(), ApiMisuse> {
+        let (handle, seal) = (request.handle, seals(request));
+        let pin = self.task_mut(task)?.pin.take();
+        // draft 6.2 step 3
+        let committed = self.store.with(|store| store.commit_store(handle, len, seal, |_| ()));
+        self.unpin(pin)?;
+        let entry = committed?;
+        self.finish(task, Status::Success, Some(&entry), true); // draft 6.2 step 4
         Ok(())
     }
 
@@ -264,7 +272,7 @@ impl<S: SharedStore> Session<S> {
         self.task_mut(task)?.block_offset = Some(block_offset);
         // draft 6.3 step 3
         let Some(source) = self.data_at_hand(task, request) else {
-            self.read(task, Some(sink), memory);
+            self.read(task, sink);
             return Ok(());
         };
         if source.len > 0 {
@@ -287,12 +295,11 @@ impl<S: SharedStore> Session<S> {
     }
 
     /// The RDMA Read of a STORE or ALLOC_STORE has placed all of its data.
-    pub(super) fn store_fetched(&mut self, task: TaskId, memory: &mut dyn SessionMemory) -> Result<(), ApiMisuse> {
-        let Task { request, staging, .. } = self.task_mut(task)?;
-        let request = *request;
-        match *staging {
-            Some(staging) => self.commit_store(task, &request, staging, memory),
-            None => self.commit_alloc_store(task, &request),
+    pub(super) fn store_fetched(&mut self, task: TaskId) -> Result<(), ApiMisuse> {
+        let request = self.task_mut(task)?.request;
+        match request.operation {
+            Operation::Store => self.commit_store(task, &request, request.data.length),
+            _ => self.commit_alloc_store(task, &request),
         }
     }
 
@@ -320,9 +327,11 @@ impl<S: SharedStore> Session<S> {
     // --- the end of the stream ---
 
     /// Resolve a task as not done: whatever it holds goes back (profile 6.5).
-    pub(super) fn abandon(&mut self, task: Task, memory: &mut dyn SessionMemory) -> Result<(), ApiMisuse> {
-        if let Some(staging) = task.staging {
-            memory.release(staging);
+    pub(super) fn abandon(&mut self, task: Task) -> Result<(), ApiMisuse> {
+        if task.request.operation == Operation::Store && task.placed {
+            // The block holds neither the old nor the new (profile 6.5, 8.9).
+            let handle = task.request.handle;
+            self.store.with(|store| store.commit_store(handle, 0, false, |_| ()))?;
         }
         if let Some(block_offset) = task.block_offset {
             let (handle, holder) = (task.request.handle, self.grant.holder);

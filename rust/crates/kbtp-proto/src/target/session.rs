@@ -37,8 +37,6 @@ pub struct Session<S> {
     completions_posted: usize,
     held_completions: VecDeque<HeldCompletion>,
     reads_posted: u32,
-    /// Octets of staging memory that STOREs hold.
-    pub(super) staged_bytes: u64,
     waiting_reads: VecDeque<WaitingRead>,
     read_deadline: Option<Instant>,
     draining: bool,
@@ -54,13 +52,13 @@ struct HeldCompletion {
     invalidate_stag: Option<u32>,
 }
 
-/// An RDMA Read that waits for a read slot, or for staging memory.
+/// An RDMA Read that waits for a read slot.
 #[derive(Debug)]
 enum WaitingRead {
-    /// Into the block of the task, or into staging memory that is taken when its turn comes.
+    /// Into the block of the task.
     Own {
         task: TaskId,
-        sink: Option<Span>,
+        sink: Span,
     },
     Foreign {
         key: u64,
@@ -82,7 +80,6 @@ impl<S: SharedStore> Session<S> {
             completions_posted: 0,
             held_completions: VecDeque::new(),
             reads_posted: 0,
-            staged_bytes: 0,
             waiting_reads: VecDeque::new(),
             read_deadline: None,
             draining: false,
@@ -143,9 +140,9 @@ impl<S: SharedStore> Session<S> {
             return;
         }
         self.read_done(now);
-        let result = self.store_fetched(task, memory);
+        let result = self.store_fetched(task);
         self.check(result);
-        self.post_reads(memory);
+        self.post_reads();
         self.advance(memory);
     }
 
@@ -174,17 +171,17 @@ impl<S: SharedStore> Session<S> {
     // --- Python's RDMA Reads ---
 
     /// Python wants to post an RDMA Read, which shares the read depth; `Action::ForeignRead` says when.
-    pub fn foreign_read(&mut self, key: u64, memory: &mut dyn SessionMemory, now: Instant) {
+    pub fn foreign_read(&mut self, key: u64, now: Instant) {
         self.now = now;
         self.waiting_reads.push_back(WaitingRead::Foreign { key });
-        self.post_reads(memory);
+        self.post_reads();
     }
 
     /// An RDMA Read of Python's is done.
-    pub fn foreign_read_done(&mut self, memory: &mut dyn SessionMemory, now: Instant) {
+    pub fn foreign_read_done(&mut self, now: Instant) {
         self.read_done(now);
-        self.post_reads(memory);
-        self.advance(memory);
+        self.post_reads();
+        self.report_if_drained();
     }
 
     // --- time and the end ---
@@ -218,7 +215,7 @@ impl<S: SharedStore> Session<S> {
     /// Every request is resolved as wholly done or not done. Actions that follow say nothing to the peer. A FREE of this
     /// session may still wait for pins of others: its token comes to the RNIC when they are gone, and no session is there
     /// to be told; its holder is.
-    pub fn end(&mut self, memory: &mut dyn SessionMemory) {
+    pub fn end(&mut self) {
         self.ending = true;
         self.actions.retain(|action| matches!(action, Action::Freed(_)));
         self.held_completions.clear();
@@ -227,7 +224,7 @@ impl<S: SharedStore> Session<S> {
         let mut tasks: Vec<_> = std::mem::take(&mut self.tasks).into_iter().collect();
         tasks.sort_unstable_by_key(|(id, _)| *id);
         for (_, task) in tasks {
-            let result = self.abandon(task, memory);
+            let result = self.abandon(task);
             self.check(result);
         }
     }
@@ -311,33 +308,25 @@ impl<S: SharedStore> Session<S> {
         self.act(Action::Write { task, source, stag, to });
     }
 
-    /// RDMA Read into `sink`, or staging memory, from the task's Data Descriptor, when there is room; `fetched` follows.
-    pub(super) fn read(&mut self, task: TaskId, sink: Option<Span>, memory: &mut dyn SessionMemory) {
+    /// RDMA Read into `sink` from the task's Data Descriptor, when a read slot is free; `fetched` follows.
+    pub(super) fn read(&mut self, task: TaskId, sink: Span) {
         self.waiting_reads.push_back(WaitingRead::Own { task, sink });
-        self.post_reads(memory);
+        self.post_reads();
     }
 
     /// Profile 3 "RDMA Reads": those beyond the depth wait here, where no completion waits behind them.
-    fn post_reads(&mut self, memory: &mut dyn SessionMemory) {
+    fn post_reads(&mut self) {
         while !self.ending
             && self.reads_posted < self.grant.read_depth
             && let Some(read) = self.waiting_reads.pop_front()
         {
             match read {
-                WaitingRead::Own { sink: None, .. } if self.staged_bytes > self.grant.staged_max_bytes => {
-                    self.waiting_reads.push_front(read);
-                    return;
-                }
                 WaitingRead::Own { task, sink } => {
-                    let Some(Task { request, .. }) = self.tasks.get(&task) else {
+                    let Some(Task { request, placed, .. }) = self.tasks.get_mut(&task) else {
                         continue;
                     };
+                    *placed = true;
                     let (stag, to) = (request.data.stag, request.data.to);
-                    let length_bytes = request.data.length;
-                    let Some(sink) = sink.or_else(|| self.stage(task, length_bytes, memory)) else {
-                        self.leave_to_python(task, PuntReason::NoMemory);
-                        continue;
-                    };
                     self.act(Action::Read { task, sink, stag, to });
                 }
                 WaitingRead::Foreign { key } => self.act(Action::ForeignRead { key }),

@@ -4,7 +4,7 @@ use kbtp_proto::target::{Action, SessionMemory, TaskId};
 use kbtp_proto::types::{RequestFlag, Status};
 use kbtp_proto::wire::Operation;
 
-use crate::world::World;
+use crate::world::{DOMAIN, World};
 
 const NONE: RequestFlag = RequestFlag::empty();
 
@@ -22,16 +22,33 @@ fn an_alloc_store_that_did_not_come_leaves_nothing() {
 }
 
 #[test]
-fn a_store_that_did_not_come_leaves_the_block_as_it_was() {
+fn a_store_that_did_not_come_whole_leaves_the_block_empty() {
+    // Profile 6.5, 8.9.
     let mut world = World::new();
     let peer = world.join();
     world.bind_own(peer, 0, b"before", false);
     let handle = world.handle(peer, 0);
     world.put(peer, Operation::Store, handle, b"after!", RequestFlag::SEAL);
-    assert_eq!(world.peers[peer].memory.held.len(), 1);
     world.end(peer);
-    assert_eq!(world.data(handle), b"before");
-    assert!(!world.entry(handle).sealed());
+    let entry = world.entry(handle);
+    assert_eq!((entry.valid(), entry.sealed(), entry.data_length), (true, false, 0));
+}
+
+#[test]
+fn a_store_that_had_not_begun_to_come_leaves_the_block_as_it_was() {
+    let mut world = World::new();
+    let peer = world.connect(DOMAIN, 4, 1, 8, None);
+    for n in 0..2 {
+        world.bind_own(peer, n, b"before", false);
+    }
+    let handles = [0, 1].map(|n| world.handle(peer, n));
+    for handle in handles {
+        world.put(peer, Operation::Store, handle, b"after!", NONE);
+    }
+    assert_eq!(world.peers[peer].posted.len(), 1);
+    world.end(peer);
+    assert_eq!(world.entry(handles[0]).data_length, 0);
+    assert_eq!(world.data(handles[1]), b"before");
 }
 
 #[test]
@@ -75,7 +92,7 @@ fn nothing_starts_after_the_end() {
     let peer = &mut world.peers[peer];
     peer.session.received(0, 40, &mut peer.memory, now);
     peer.session.sent();
-    peer.session.foreign_read(1, &mut peer.memory, now);
+    peer.session.foreign_read(1, now);
     peer.session.resolved(handle);
     peer.session.tick(now + crate::world::DRAIN * 2);
     assert_eq!(peer.session.next_action(), None);

@@ -86,26 +86,6 @@ fn a_load_of_a_sealed_block_that_allows_unsealed_ones_is_served() {
 }
 
 #[test]
-fn a_store_without_staging_memory_is_pythons() {
-    let mut world = World::new();
-    let peer = world.join();
-    world.bind_own(peer, 0, b"before", false);
-    world.peers[peer].memory.exhausted = true;
-    let handle = world.handle(peer, 0);
-    let store = world.put(peer, Operation::Store, handle, b"after", NONE);
-    let inline = world.put(peer, Operation::Store, handle, b"inline", RequestFlag::INLINE);
-    assert_eq!(reasons(&world, peer), [PuntReason::NoMemory, PuntReason::BehindPunt]);
-    assert_eq!(world.data(handle), b"before");
-    world.serve_punt(peer);
-    world.serve_punt(peer);
-    assert_eq!(world.status(peer, store), Some(Status::Success));
-    assert_eq!(world.status(peer, inline), Some(Status::Success));
-    assert_eq!(world.data(handle), b"inline");
-    let native = world.put(peer, Operation::Store, handle, b"again", RequestFlag::INLINE);
-    assert_eq!(world.status(peer, native), Some(Status::Success));
-}
-
-#[test]
 fn a_punt_waits_for_what_is_before_it_and_takes_what_is_behind_it_along() {
     // Profile 3 "Same handle, same session": "This holds across punts."
     let mut world = World::new();
@@ -196,9 +176,9 @@ fn a_request_of_another_session_is_not_held_up_by_a_punt() {
     let (owner, reader) = (world.join(), world.join());
     world.bind_own(owner, 0, b"data", true);
     let handle = world.handle(owner, 0);
-    world.peers[owner].memory.exhausted = true;
     world.bind_own(owner, 1, b"data", false);
-    world.put(owner, Operation::Store, world.handle(owner, 1), b"never", NONE);
+    world.load(owner, world.handle(owner, 1), RequestFlag::ALLOW_UNSEALED);
+    assert_eq!(reasons(&world, owner), [PuntReason::UnsealedLoad]);
     let load = world.load(reader, handle, NONE);
     assert_eq!(world.status(reader, load), Some(Status::Success));
 }

@@ -38,10 +38,6 @@ enum Step {
     ForeignRead {
         peer: usize,
     },
-    Exhaust {
-        peer: usize,
-        exhausted: bool,
-    },
     End {
         peer: usize,
     },
@@ -81,7 +77,6 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (0..2usize).prop_map(|peer| Step::TakeSends { peer }),
         5 => (0..2usize).prop_map(|peer| Step::ServePunt { peer }),
         1 => (0..2usize).prop_map(|peer| Step::ForeignRead { peer }),
-        1 => (0..2usize, any::<bool>()).prop_map(|(peer, exhausted)| Step::Exhaust { peer, exhausted }),
     ]
 }
 
@@ -163,7 +158,6 @@ impl Model {
         | Step::TakeSends { peer }
         | Step::ServePunt { peer }
         | Step::ForeignRead { peer }
-        | Step::Exhaust { peer, .. }
         | Step::End { peer }) = *step;
         if self.world.peers[peer].ended {
             return;
@@ -199,7 +193,6 @@ impl Model {
                 self.world.foreign_read(peer, self.foreign_keys);
                 self.world.perform(peer);
             }
-            Step::Exhaust { exhausted, .. } => self.world.peers[peer].memory.exhausted = exhausted,
             Step::End { .. } => self.end(peer),
         }
         (0..2).for_each(|peer| self.check_answers(peer));
@@ -312,8 +305,16 @@ impl Model {
                 }
                 Expected::OneOf { handle } if is_load_success => {
                     let data = loaded(answer.data_length);
-                    let is = |version: &Version| version.generation == answer.generation && version.data == data;
-                    assert!(self.versions[handle].iter().any(is), "{answer:?} {data:?}");
+                    let of_binding = |version: &&Version| version.generation == answer.generation;
+                    let versions: Vec<_> = self.versions[handle].iter().filter(of_binding).collect();
+                    // Profile 6.1: who allows an unsealed block may get some of what its owner stores meanwhile.
+                    let unsealed = request.flags.contains(RequestFlag::ALLOW_UNSEALED);
+                    let of_any = |(at, octet)| versions.iter().any(|version| version.data.get(at) == Some(octet));
+                    let mixed = unsealed && data.iter().enumerate().all(of_any);
+                    assert!(
+                        mixed || versions.iter().any(|version| version.data == data),
+                        "{answer:?} {data:?}"
+                    );
                 }
                 Expected::OneOf { .. } => assert!(answer.status != Status::HandleOutOfRange),
             }
@@ -321,7 +322,8 @@ impl Model {
         });
     }
 
-    /// Wholly done or not done: each handle is what it was after one of the requests.
+    /// Wholly done or not done, but for a STORE that was on its way into its block, which leaves that empty (profile 8.9):
+    /// each handle is what it was after one of the requests.
     fn end(&mut self, peer: usize) {
         self.world.end(peer);
         self.expected.retain(|(number, _), _| *number != peer);
@@ -339,7 +341,14 @@ impl Model {
                 generation: entry.generation,
                 data,
             };
-            assert!(self.versions[&handle].contains(&is), "{is:?}");
+            let emptied = |version: &Version| {
+                is == Version {
+                    data: Vec::new(),
+                    ..version.clone()
+                } && !version.sealed
+            };
+            let versions = &self.versions[&handle];
+            assert!(versions.contains(&is) || versions.iter().any(emptied), "{is:?}");
         }
         self.world.leave(peer);
     }
@@ -435,18 +444,6 @@ proptest! {
             state.session.received(slot, message.len() as u32, &mut state.memory, world.now);
             while state.session.next_action().is_some() {}
         }
-        world.peers[peer].session.end(&mut NoMemory);
+        world.peers[peer].session.end();
     }
-}
-
-/// For a session that has nothing to give back or whose staging is thrown away with the world.
-struct NoMemory;
-
-impl kbtp_proto::target::SessionMemory for NoMemory {
-    fn read(&self, _: kbtp_proto::memory::Span, _: &mut [u8]) {}
-    fn copy(&mut self, _: kbtp_proto::memory::Span, _: kbtp_proto::memory::Span) {}
-    fn allocate(&mut self, _: u32) -> Option<kbtp_proto::memory::Span> {
-        None
-    }
-    fn release(&mut self, _: kbtp_proto::memory::Span) {}
 }

@@ -6,7 +6,7 @@ use kbtp_proto::target::Action;
 use kbtp_proto::types::{RequestFlag, Status};
 use kbtp_proto::wire::Operation;
 
-use crate::world::{DOMAIN, Posted, STAGED_MAX_BYTES, World};
+use crate::world::{DOMAIN, Posted, World};
 
 const NONE: RequestFlag = RequestFlag::empty();
 const LATER: [(Operation, RequestFlag); 6] = [
@@ -156,50 +156,6 @@ fn reads_beyond_the_depth_wait_and_hold_up_no_completion() {
             assert_eq!(world.data(world.handle(peer, n as u64)), [n as u8; 64]);
         }
     }
-}
-
-#[test]
-fn a_store_waits_for_its_read_while_others_hold_enough_staging_memory() {
-    let mut world = World::new();
-    let peer = world.connect(DOMAIN, 4, 4, 8, None);
-    let handles = [0, 1, 2].map(|n| world.handle(peer, n));
-    for handle in handles {
-        world.put(peer, Operation::AllocStore, handle, b"old", NONE);
-    }
-    assert_eq!(world.peers[peer].posted.len(), 3, "these go into their blocks");
-    world.finish_all(peer);
-    let half = STAGED_MAX_BYTES as usize / 2;
-    let sizes = [half, half + 1, 4];
-    let stores = [0, 1, 2].map(|n| world.put(peer, Operation::Store, handles[n], &vec![n as u8; sizes[n]], NONE));
-    assert_eq!(world.peers[peer].posted.len(), 2);
-    assert_eq!(world.peers[peer].memory.held.len(), 2);
-    world.finish(peer, 1);
-    assert_eq!(world.peers[peer].posted.len(), 2);
-    world.finish_all(peer);
-    for (n, store) in stores.into_iter().enumerate() {
-        assert_eq!(world.status(peer, store), Some(Status::Success));
-        assert_eq!(world.data(handles[n]), vec![n as u8; sizes[n]]);
-    }
-    assert_eq!(world.peers[peer].memory.held.len(), 0);
-}
-
-#[test]
-fn a_store_that_finds_no_memory_when_its_turn_comes_is_pythons() {
-    let mut world = World::new();
-    let peer = world.connect(DOMAIN, 4, 4, 8, None);
-    let handles = [0, 1].map(|n| world.handle(peer, n));
-    for handle in handles {
-        world.put(peer, Operation::AllocStore, handle, b"old", NONE);
-    }
-    world.finish_all(peer);
-    let large = vec![7; STAGED_MAX_BYTES as usize + 1];
-    let first = world.put(peer, Operation::Store, handles[0], &large, NONE);
-    world.put(peer, Operation::Store, handles[1], b"next", NONE);
-    world.peers[peer].memory.exhausted = true;
-    world.finish(peer, 0);
-    assert_eq!(world.status(peer, first), Some(Status::Success));
-    assert_eq!(world.peers[peer].punted.len(), 1);
-    assert_eq!(world.data(handles[1]), b"old");
 }
 
 #[test]

@@ -23,7 +23,6 @@ use kbtp_proto::types::{RequestFlag, Status};
 use kbtp_proto::wire::{DataDescriptor, Operation, Request};
 
 pub(crate) const BLOCK: u32 = 512;
-pub(crate) const STAGED_MAX_BYTES: u64 = 100;
 pub(crate) const BLOCKS: u32 = 8;
 pub(crate) const HANDLES: u64 = 4;
 /// The table's handles pass 2^64, where a range test that compares instead of subtracting fails.
@@ -67,9 +66,6 @@ impl Regions {
 /// `SessionMemory` of one stream.
 pub(crate) struct PeerMemory {
     regions: Regions,
-    next: u64,
-    pub(crate) exhausted: bool,
-    pub(crate) held: Vec<RegionId>,
 }
 
 impl SessionMemory for PeerMemory {
@@ -81,29 +77,6 @@ impl SessionMemory for PeerMemory {
         assert!(from.len > 0);
         let octets = self.regions.octets(from);
         self.regions.with(to, |into| into.copy_from_slice(&octets));
-    }
-
-    fn allocate(&mut self, length_bytes: u32) -> Option<Span> {
-        assert!(length_bytes > 0);
-        if self.exhausted {
-            return None;
-        }
-        self.next += 1;
-        let region = RegionId(self.next);
-        let octets = vec![POISON; length_bytes as usize];
-        self.regions.0.lock().unwrap().insert(region, octets);
-        self.held.push(region);
-        Some(Span {
-            region,
-            offset: 0,
-            len: length_bytes,
-        })
-    }
-
-    fn release(&mut self, staging: Span) {
-        let position = self.held.iter().position(|region| *region == staging.region);
-        self.held.remove(position.unwrap());
-        self.regions.0.lock().unwrap().remove(&staging.region);
     }
 }
 
@@ -244,16 +217,12 @@ impl World {
             receives,
             pool: POOL,
             read_depth,
-            staged_max_bytes: STAGED_MAX_BYTES,
             drain: DRAIN,
         };
         self.peers.push(Peer {
             session: Session::new(grant.clone(), self.store.clone(), forced, self.now),
             memory: PeerMemory {
                 regions: self.regions.clone(),
-                next: 1000 * (1 + number as u64),
-                exhausted: false,
-                held: Vec::new(),
             },
             grant,
             lent: (0..u64::from(credits)).collect(),
@@ -506,7 +475,7 @@ impl World {
 
     pub(crate) fn foreign_read(&mut self, number: usize, key: u64) {
         let peer = &mut self.peers[number];
-        peer.session.foreign_read(key, &mut peer.memory, self.now);
+        peer.session.foreign_read(key, self.now);
     }
 
     pub(crate) fn finish(&mut self, number: usize, n: usize) {
@@ -516,7 +485,7 @@ impl World {
         match operation {
             Posted::Write { task, .. } => peer.session.written(task, &mut peer.memory, self.now),
             Posted::Read { task, .. } => peer.session.fetched(task, &mut peer.memory, self.now),
-            Posted::Foreign { .. } => peer.session.foreign_read_done(&mut peer.memory, self.now),
+            Posted::Foreign { .. } => peer.session.foreign_read_done(self.now),
         }
         self.perform(number);
     }
@@ -561,8 +530,7 @@ impl World {
         peer.ended = true;
         peer.posted.clear();
         peer.punted.clear();
-        peer.session.end(&mut peer.memory);
-        assert!(peer.memory.held.is_empty());
+        peer.session.end();
         assert_eq!(peer.session.outstanding(), 0);
         self.perform(number);
     }
