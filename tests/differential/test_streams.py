@@ -145,6 +145,13 @@ HOSTILE_MOVES = weighted(
 )
 
 
+def _end(end: Any) -> None:
+    end.do({"do": "out", "limit_bytes": 1 << 20})
+    for step in ("eof", "flush"):
+        end.do({"do": step})
+    end.do({"do": "out", "limit_bytes": 1 << 20})
+
+
 class Connection:
     """Two recorded ends, and the FPDUs between them; what is half delivered lies in front."""
 
@@ -213,9 +220,7 @@ class Connection:
                 self._own(side, {"do": "out", "limit_bytes": 1 << 20})
                 self._carry(side, 1 << 20)
         for end in self.ends:
-            for step in ("eof", "flush"):
-                end.do({"do": step})
-            end.do({"do": "out", "limit_bytes": 1 << 20})
+            _end(end)
 
 
 def _ends(recorded_end: Callable[..., Any], options: dict[str, Any], how: list[dict[str, Any]]) -> tuple[Any, Any]:
@@ -299,6 +304,107 @@ def ulpdus(draw: st.DrawFn) -> bytes:
     return ulpdu[: draw(st.integers(0, 20))] if draw(RARELY) else ulpdu
 
 
+class Speaker:
+    """What a peer that knows the protocol may say next; not all of it is allowed."""
+
+    def __init__(self) -> None:
+        self._msn = [1, 1, 1, 1]
+        self._send_bytes = 0
+        self._answered = 0
+        self._answered_bytes = 0
+
+    def say(self, kind: str, number: int, last: bool) -> bytes:
+        """`number` is a length, an offset or a choice; `last`: it is the last segment of its message."""
+        to = BASE_TO + 8 * (number % 8)
+        if kind == "send":
+            return self._send(bytes(number), last)
+        if kind == "write":
+            return self._tagged(0, FIRST_STAG, to, bytes(number), last)
+        if kind == "write elsewhere":
+            return self._tagged(0, FIRST_STAG + STAG_STEP, to, bytes(number % 16), last)
+        if kind == "read request":
+            return self._untagged(1, 1, struct.pack(">IQIIQ", 9, 0, number, FIRST_STAG, to))
+        if kind == "atomic request":
+            return self._untagged(10, 1, struct.pack(">IIIQ4Q", number & 1, number, FIRST_STAG, to, 1, M64, 0, M64))
+        if kind == "atomic response":
+            return self._untagged(11, 3, struct.pack(">IQ", self._msn[3] - 1, number))
+        if kind == "read response":
+            return self._response(bytes(number), last)
+        return self._untagged(8 + number % 2, 0, bytes(8))
+
+    def _send(self, payload: bytes, last: bool) -> bytes:
+        mo, self._send_bytes = self._send_bytes, 0 if last else self._send_bytes + len(payload)
+        return self._untagged(3, 0, payload, mo, last)
+
+    def _response(self, payload: bytes, last: bool) -> bytes:
+        stag = FIRST_STAG + (len(REGIONS) + self._answered) * STAG_STEP
+        to, self._answered_bytes = self._answered_bytes, 0 if last else self._answered_bytes + len(payload)
+        self._answered += last
+        return self._tagged(2, stag, to, payload, last)
+
+    def _untagged(self, opcode: int, queue: int, payload: bytes, mo: int = 0, last: bool = True) -> bytes:
+        msn = self._msn[queue]
+        self._msn[queue] += last
+        return struct.pack(">BBIIII", last << 6 | 1, 1 << 6 | opcode, 0, queue, msn, mo) + payload
+
+    @staticmethod
+    def _tagged(opcode: int, stag: int, to: int, payload: bytes, last: bool) -> bytes:
+        return struct.pack(">BBIQ", 0x80 | last << 6 | 1, 1 << 6 | opcode, stag, to) + payload
+
+
+KINDS = st.sampled_from(
+    [
+        "send",
+        "write",
+        "write elsewhere",
+        "read request",
+        "read request",
+        "atomic request",
+        "atomic response",
+        *["read response"] * 3,
+        "immediate",
+    ]
+)
+# A Read of 16 octets, so that a response may fit it.
+NUMBERS_SAID = st.sampled_from([16, 16, 16, 0, 8, 17, 40, 3000])
+SAID = st.tuples(st.just("say"), KINDS, NUMBERS_SAID, st.sampled_from([True, True, False]))
+READ_16 = st.just(("own", {"do": "read", "length_bytes": 16, "stag": 5, "to": 0}))
+ADD_ONE = st.just(("own", {"do": "fetch_add", "stag": 5, "to": 0, "operands": [1, 0]}))
+TALK = weighted(
+    (12, SAID),
+    (4, READ_16),
+    (2, ADD_ONE),
+    (2, st.tuples(st.just("own"), WORK)),
+    (2, st.tuples(st.just("own"), RECEIVE)),
+    (6, st.tuples(st.just("own"), OUT)),
+    (1, st.tuples(st.just("own"), LOCAL)),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(options=OPTIONS, how=HOW, active=BOOLEANS, moves=st.lists(TALK, min_size=8, max_size=30))
+def test_one_end_and_a_peer_that_knows_the_protocol(
+    native_stack: Any,
+    recorded_end: Callable[..., Any],
+    options: dict[str, Any],
+    how: dict[str, Any],
+    active: bool,
+    moves: list[Move],
+) -> None:
+    end, speaker = recorded_end(options, REGIONS, active=active, **how), Speaker()
+    encoder = FpduEncoder(crc=options["crc"], markers=options["rx_markers"])
+    connection = Connection((end, None))
+    for _ in range(4):
+        connection.move("own", 0, {"do": "receive", "length_bytes": 700})
+    for kind, *what in moves:
+        if kind == "own":
+            connection.move("own", 0, what[0])
+        else:
+            end.do({"do": "hear", "octets": encoder.encode([speaker.say(*what)]).hex()})
+    _end(end)
+    end.check(native_stack)
+
+
 HEARD = st.tuples(st.just("frame"), ulpdus(), st.lists(st.integers(1, 3000), min_size=1, max_size=3))
 LONE_MOVES = weighted(
     (12, HEARD),
@@ -341,9 +447,7 @@ def test_one_end_hears_segments_of_any_kind(
             size = sizes[len(octets) % len(sizes)]
             end.do({"do": "hear", "octets": octets[:size].hex()})
             octets = octets[size:]
-    for step in ("eof", "flush"):
-        end.do({"do": step})
-    end.do({"do": "out", "limit_bytes": 1 << 20})
+    _end(end)
     end.check(native_stack)
 
 
