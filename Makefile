@@ -81,7 +81,7 @@ fuzz:  ## libFuzzer on what peers reach, FUZZ_S seconds each; an input that brea
 	@for target in $(FUZZ_TARGETS); do \
 	    echo "fuzzing $$target for $(FUZZ_S) s"; \
 	    $(CARGO) +$(NIGHTLY) fuzz run --fuzz-dir rust/fuzz --target-dir rust/target/fuzz $$target $(FUZZ_OUT)/corpus/$$target -- \
-	        -max_total_time=$(FUZZ_S) -max_len=2048 -rss_limit_mb=1024 -artifact_prefix=$(FUZZ_OUT)/broken/$$target- \
+	        -max_total_time=$(FUZZ_S) -max_len=2048 -rss_limit_mb=2048 -artifact_prefix=$(FUZZ_OUT)/broken/$$target- \
 	        2>$(FUZZ_OUT)/$$target.log || { tail -n 80 $(FUZZ_OUT)/$$target.log; exit 1; }; \
 	    grep 'DONE' $(FUZZ_OUT)/$$target.log; \
 	done

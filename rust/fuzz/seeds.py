@@ -38,10 +38,10 @@ def _hear_ulpdu(ulpdu: bytes, filler: int = 0) -> bytes:
 
 
 def stream_seeds() -> Iterator[bytes]:
-    receives = bytes((_POST_RECEIVE, 8)) * 3
-    work = b"".join(bytes((_POST, want, 3)) for want in _WANTS)
+    receives = bytes((_POST_RECEIVE, 8, _POST_RECEIVE, 255, _POST_RECEIVE, 8))
+    work = b"".join(bytes((_POST, want, length)) for length in (3, 200) for want in _WANTS)
     for first in range(8):
-        talk = b"".join(bytes((_TALK, 0x05, 0xDC, kind, 30)) for kind in (first, *range(8)))
+        talk = b"".join(bytes((_TALK, 0x05, 0xDC, kind, size)) for size in (30, 150) for kind in (first, *range(8)))
         for options in range(16):
             yield bytes((options, _DEPTHS, _MULPDU)) + receives + work + bytes((_SEND, 20)) + talk + bytes((_SEND, 20))
     for vector in json.loads((VECTORS / "iwarp.json").read_text()):

@@ -112,7 +112,7 @@ fn commands(script: &mut Script, options: &Options) -> Vec<Command> {
                 Command::Hear { octets, piece_bytes }
             }
             7..9 => Command::PostReceive {
-                length_bytes: 16 * usize::from(script.octet()),
+                length_bytes: 128 * usize::from(script.octet()),
             },
             9..12 => {
                 let want = want(script);
@@ -137,7 +137,7 @@ fn wide(script: &mut Script) -> u16 {
 }
 
 fn want(script: &mut Script) -> Want {
-    let (kind, length_bytes) = (script.octet(), 24 * usize::from(script.octet()));
+    let (kind, length_bytes) = (script.octet(), 96 * usize::from(script.octet()));
     match kind % 8 {
         0 | 1 => Want::Send {
             length_bytes,
@@ -246,7 +246,7 @@ impl Run {
                     wr_id,
                     payload: payload(length_bytes),
                     invalidate_stag,
-                    solicited: length_bytes == 24,
+                    solicited: length_bytes == 96,
                 }
             }
             Want::Write {

@@ -46,7 +46,7 @@ impl Talk {
         let (kind, size) = (script.octet(), script.octet());
         let last = kind & 0x40 == 0;
         let mut ulpdu = match kind % 8 {
-            0 | 1 => self.send(kind & 0x20 != 0, last, &vec![kind; 17 * usize::from(size)]),
+            0 | 1 => self.send(kind & 0x20 != 0, last, &vec![kind; 67 * usize::from(size)]),
             2 => wire::tagged(
                 wire::WRITE,
                 STAG,
@@ -95,7 +95,7 @@ impl Talk {
 
     fn read_response(&mut self, last: bool, size: u8) -> Vec<u8> {
         let due = self.reads.front().copied().unwrap_or_default() - self.sink_to;
-        let part = if last { due } else { due.min(23 * u32::from(size)) };
+        let part = if last { due } else { due.min(67 * u32::from(size)) };
         let (stag, to) = (self.sink_stag, self.sink_to);
         self.sink_to += part;
         if last {
