@@ -15,7 +15,7 @@ COVERED := wire iwarp blocks target initiator
 COVERAGE_MIN := 95
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test punts check coverage bench format clean
+.PHONY: help demo test punts check coverage bench fuzz sanitize format clean
 .DELETE_ON_ERROR:
 
 help:  ## list these targets
@@ -52,6 +52,7 @@ check: $(VENV)/dev.stamp  ## ruff and mypy, rustfmt and clippy
 	$(BIN)/mypy
 	$(BIN)/stubtest kbtp._native
 	$(CARGO) fmt $(RUST) --all --check
+	$(CARGO) fmt --manifest-path rust/fuzz/Cargo.toml --check
 	PYO3_PYTHON=$(abspath $(BIN)/python) $(CARGO) clippy $(RUST) --quiet --locked --workspace --all-targets -- -D warnings
 
 coverage: test  ## the tests, then line by line what they did not reach
@@ -64,10 +65,39 @@ BENCH_OUT := build/bench
 bench: $(VENV)/bench.stamp $(VENV)/floor  ## kbtp beside bare sockets and what else is installed, and what must hold
 	$(BIN)/python -m bench --floor $(VENV)/floor --json $(BENCH_OUT)/figures.json --plot $(BENCH_OUT)/figures.png $(BENCH_FLAGS)
 
+# What docs/testing.md tells of, with a nightly compiler; the rest of the project does without.
+NIGHTLY ?= nightly
+FUZZ_S ?= 60
+FUZZ_TARGETS := stream request sessions
+FUZZ_OUT := build/fuzz
+MIRI_SEEDS ?= 64
+SANITIZED = test $(RUST) --quiet --locked --target $$($(CARGO) -vV | sed -n 's/^host: //p')
+
+# What a run finds worth keeping stays in $(FUZZ_OUT)/corpus, and the next one begins with it.
+fuzz:  ## libFuzzer on what peers reach, FUZZ_S seconds each; an input that breaks something is named at the end
+	@command -v cargo-fuzz >/dev/null || { echo 'there is no cargo-fuzz: cargo install cargo-fuzz --locked'; exit 1; }
+	$(PYTHON) rust/fuzz/seeds.py $(FUZZ_OUT)/corpus
+	@mkdir -p $(FUZZ_OUT)/broken
+	@for target in $(FUZZ_TARGETS); do \
+	    echo "fuzzing $$target for $(FUZZ_S) s"; \
+	    $(CARGO) +$(NIGHTLY) fuzz run --fuzz-dir rust/fuzz --target-dir rust/target/fuzz $$target $(FUZZ_OUT)/corpus/$$target -- \
+	        -max_total_time=$(FUZZ_S) -max_len=2048 -rss_limit_mb=2048 -artifact_prefix=$(FUZZ_OUT)/broken/$$target- \
+	        2>$(FUZZ_OUT)/$$target.log || { tail -n 80 $(FUZZ_OUT)/$$target.log; exit 1; }; \
+	    grep 'DONE' $(FUZZ_OUT)/$$target.log; \
+	done
+
+sanitize:  ## Miri, AddressSanitizer and ThreadSanitizer on what is unsafe or shared by threads
+	MIRIFLAGS=-Zmiri-permissive-provenance $(CARGO) +$(NIGHTLY) miri test $(RUST) --quiet --locked -p kbtp-rnic --lib memory
+	MIRIFLAGS=-Zmiri-many-seeds=0..$(MIRI_SEEDS) $(CARGO) +$(NIGHTLY) miri test $(RUST) --quiet --locked -p kbtp-proto --test peers
+	RUSTFLAGS=-Zsanitizer=address $(CARGO) +$(NIGHTLY) $(SANITIZED) --target-dir rust/target/address -p kbtp-rnic --lib --tests
+	RUSTFLAGS=-Zsanitizer=thread $(CARGO) +$(NIGHTLY) $(SANITIZED) --target-dir rust/target/thread -Zbuild-std -p kbtp-rnic --lib --tests
+	RUSTFLAGS=-Zsanitizer=thread $(CARGO) +$(NIGHTLY) $(SANITIZED) --target-dir rust/target/thread -Zbuild-std -p kbtp-proto --test peers
+
 format: $(VENV)/dev.stamp  ## format the sources and mend what ruff can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(CARGO) fmt $(RUST) --all
+	$(CARGO) fmt --manifest-path rust/fuzz/Cargo.toml
 
 clean:  ## remove the environment, caches and build output
 	rm -rf $(VENV) build dist .coverage .coverage.* htmlcov .pytest_cache .mypy_cache .ruff_cache .hypothesis

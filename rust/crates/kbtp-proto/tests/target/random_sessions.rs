@@ -12,10 +12,10 @@ use kbtp_proto::wire::{DataDescriptor, Operation, Request};
 use proptest::prelude::*;
 
 use crate::oracle::refusal;
-use crate::world::{BLOCK, BLOCKS, DOMAIN, HANDLES, Posted, World};
+use crate::world::{BLOCK, BLOCKS, DOMAIN, HANDLES, Peer, Posted, World};
 
 #[derive(Clone, Debug)]
-enum Step {
+pub(crate) enum Step {
     Request {
         peer: usize,
         operation: Operation,
@@ -117,7 +117,7 @@ enum Expected {
     OneOf { handle: u64 },
 }
 
-struct Model {
+pub(crate) struct Model {
     world: World,
     /// Every version a handle had; the last is the newest.
     versions: HashMap<u64, Vec<Version>>,
@@ -126,7 +126,7 @@ struct Model {
 }
 
 impl Model {
-    fn new(punts: [f64; 2], seed: u64, read_depth: u32) -> Self {
+    pub(crate) fn new(punts: [f64; 2], seed: u64, read_depth: u32) -> Self {
         let mut world = World::new();
         let mut versions = HashMap::new();
         for (n, probability) in punts.into_iter().enumerate() {
@@ -152,7 +152,7 @@ impl Model {
         }
     }
 
-    fn step(&mut self, step: &Step) {
+    pub(crate) fn step(&mut self, step: &Step) {
         let (Step::Request { peer, .. }
         | Step::Finish { peer, .. }
         | Step::TakeSends { peer }
@@ -353,9 +353,17 @@ impl Model {
         self.world.leave(peer);
     }
 
+    fn is_quiet(&self) -> bool {
+        let waits = |peer: &Peer| !peer.posted.is_empty() || peer.sends_posted > 0 || !peer.punted.is_empty();
+        self.expected.is_empty() && !self.world.peers.iter().any(waits)
+    }
+
     /// Everything comes to its end, and nothing is left.
-    fn finish(mut self) {
+    pub(crate) fn finish(mut self) {
         for _ in 0..1000 {
+            if self.is_quiet() {
+                break;
+            }
             for peer in (0..2).filter(|peer| !self.world.peers[*peer].ended).collect::<Vec<_>>() {
                 self.step(&Step::Finish { peer, n: 0 });
                 self.step(&Step::TakeSends { peer });
