@@ -305,8 +305,9 @@ class Connection:
         now: Callable[[], float],
     ) -> tuple[Record, KbtpError | None]:
         """As `run` for one request: its record, and why there is no answer if there is none."""
-        if isinstance(self._carrier, RnicCarrier) and self.error is None:
-            ran = self._carrier.run_one(opcode, flags, generation, block, buffer, limit_s)
+        carrier = self._carrier
+        if isinstance(carrier, RnicCarrier) and self.error is None:
+            ran = carrier.run_one(opcode, flags, generation, block, buffer, limit_s)
             if ran is not None:
                 return ran
             self.end(deadline_exceeded(self.address, limit_s))

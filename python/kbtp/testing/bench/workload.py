@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -27,6 +27,8 @@ DRAWS = 256
 _SPOILT = -1
 _SEED = 1
 
+
+Indices: TypeAlias = Sequence[int] | npt.NDArray[np.int64]
 
 Call: TypeAlias = Callable[[], object]
 """What is timed: all of its arguments are at hand. It returns when all of it is done and raises if any of it failed."""
@@ -79,12 +81,12 @@ class Slots:
         self._stamps: npt.NDArray[np.int64] = self.source[:, :STAMP_BYTES].view(np.int64)
         self._arrived: npt.NDArray[np.int64] = self.destination[:, :STAMP_BYTES].view(np.int64)
 
-    def stamp(self, indices: Sequence[int], first_slot: int, version: int) -> None:
+    def stamp(self, indices: Indices, first_slot: int, version: int) -> None:
         rows = self._stamps[first_slot : first_slot + len(indices)]
         rows[:, 0] = indices
         rows[:, 1] = version
 
-    def check(self, indices: Sequence[int], sources: Sequence[int], first_slot: int, version: int, whole: bool) -> None:
+    def check(self, indices: Indices, sources: Sequence[int], first_slot: int, version: int, whole: bool) -> None:
         """Raises BenchFailed unless what arrived for `indices` came from the slots `sources`. Spoils what it saw."""
         rows = slice(first_slot, first_slot + len(indices))
         arrived = self._arrived[rows]
@@ -127,48 +129,67 @@ class Workload:
         return [self._random.sample(indices, outstanding) for _ in range(DRAWS)]
 
     def _loads(self, draws: list[list[int]], seconds: float) -> Calls:
-        slots, load, timed = self._slots, self._server.load, _Timed(seconds)
+        turns, timed = self._turns(draws, self._server.load), _Timed(seconds)
         while timed.goes_on():
-            indices, first_slot = self._turn(draws, timed.count)
-            timed.call(load(indices, first_slot))
-            slots.check(indices, [index % slots.count for index in indices], first_slot, 0, timed.is_compared())
+            turn = turns[timed.count % len(turns)]
+            timed.call(turn.call)
+            self._slots.check(turn.stamps, turn.homes, turn.first_slot, 0, timed.is_compared())
         return Calls(timed.calls_ns, timed.count * len(draws[0]))
 
     def _stores(self, draws: list[list[int]], seconds: float) -> Calls:
-        timed = _Timed(seconds)
+        turns, timed = self._turns(draws, self._server.store), _Timed(seconds)
         verified = 0
         while timed.goes_on():
-            indices, first_slot = self._turn(draws, timed.count)
+            turn = turns[timed.count % len(turns)]
             self._version += 1
-            self._slots.stamp(indices, first_slot, self._version)
-            timed.call(self._server.store(indices, first_slot))
+            self._slots.stamp(turn.stamps, turn.first_slot, self._version)
+            timed.call(turn.call)
             if timed.is_compared():
-                verified += self._verify(indices, first_slot)
-        verified += self._verify(indices, first_slot)
+                verified += self._verify(turn)
+        verified += self._verify(turn)
         return Calls(timed.calls_ns, verified)
 
     def _allocations(self, draws: list[list[int]], seconds: float) -> Calls:
-        timed = _Timed(seconds)
+        turns, timed = self._turns(draws, self._server.allocate), _Timed(seconds)
         verified = 0
         while timed.goes_on():
-            indices, first_slot = self._turn(draws, timed.count)
+            turn = turns[timed.count % len(turns)]
             self._version += 1
-            self._slots.stamp(indices, first_slot, self._version)
-            timed.call(self._server.allocate(indices, first_slot))
+            self._slots.stamp(turn.stamps, turn.first_slot, self._version)
+            timed.call(turn.call)
             if timed.is_compared():
-                verified += self._verify(indices, first_slot)
-            timed.continue_call(self._server.free(indices))
+                verified += self._verify(turn)
+            timed.continue_call(self._server.free(turn.indices))
         return Calls(timed.calls_ns, verified)
 
-    def _turn(self, draws: list[list[int]], count: int) -> tuple[list[int], int]:
-        indices = draws[count % len(draws)]
-        return indices, count % (self._slots.count - len(indices) + 1)
+    def _turns(self, draws: list[list[int]], prepare: Callable[[Sequence[int], int], Call]) -> list[_Turn]:
+        # All before the first: what lies between two calls is time in which whoever spins goes to sleep.
+        return [self._turn(indices, place, prepare) for place, indices in enumerate(draws)]
 
-    def _verify(self, indices: list[int], first_slot: int) -> int:
-        self._server.read_back(indices, first_slot)()
-        sources = range(first_slot, first_slot + len(indices))
-        self._slots.check(indices, sources, first_slot, self._version, True)
-        return len(indices)
+    def _turn(self, indices: list[int], place: int, prepare: Callable[[Sequence[int], int], Call]) -> _Turn:
+        count = self._slots.count
+        first_slot = place % (count - len(indices) + 1)
+        homes = [index % count for index in indices]
+        return _Turn(prepare(indices, first_slot), indices, np.array(indices, np.int64), homes, first_slot)
+
+    def _verify(self, turn: _Turn) -> int:
+        self._server.read_back(turn.indices, turn.first_slot)()
+        sources = range(turn.first_slot, turn.first_slot + len(turn.indices))
+        self._slots.check(turn.stamps, sources, turn.first_slot, self._version, True)
+        return len(turn.indices)
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A call, and what has to come of it."""
+
+    call: Call
+    indices: list[int]
+    stamps: npt.NDArray[np.int64]
+    """The indices once more, to compare all at once."""
+    homes: list[int]
+    """The slots that a load's blocks were filled from."""
+    first_slot: int
 
 
 class _Timed:
