@@ -28,7 +28,7 @@ INITIATORS = (1, 2, 8)
 MANY_INITIATORS_BYTES_MAX = MIB  # with larger blocks four times eight initiators take more memory than there may be
 ROUNDS, QUICK_ROUNDS = 5, 3
 SECONDS, QUICK_SECONDS = 0.3, 0.05
-SPIN_US = 50
+SPIN_US = limits.RNIC_SPIN_US
 PHASES = ("comparison", "initiators", "behaviour")
 
 

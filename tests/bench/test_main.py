@@ -28,7 +28,7 @@ def test_a_whole_comparison(tmp_path: Path) -> None:
     assert {(row["contender"], row["operation"], row["outstanding"]) for row in told["rows"]} == {
         (f"{who}, {how}", operation, outstanding)
         for who in ("kbtp", "bare sockets")
-        for how in ("blocking", "spin 50 us")
+        for how in ("blocking", "spin 200 us")
         for operation in (LOAD, STORE, ALLOC)
         for outstanding in (1, 32)
         if (who, operation) != ("bare sockets", ALLOC)

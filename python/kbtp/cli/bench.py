@@ -107,7 +107,7 @@ def bench(
     Examples:
       kbtp bench --quick
       kbtp bench kbtp://10.0.0.7 --block-size 1MiB --operation load --initiators 1
-      kbtp bench --spin-us 50 --json
+      kbtp bench --spin-us 500 --json
     """
     plan = Plan(
         sizes=sizes or (QUICK_SIZES if quick else SIZES),

@@ -90,7 +90,6 @@ impl Target {
                     .foreign_read(self.foreign_keys, self.world.now);
                 self.world.perform(number);
             }
-            28 => self.world.peers[number].memory.exhausted ^= true,
             29 => self.world.advance(Duration::from_secs(script.octet().into())),
             30 => self.world.drain(number),
             _ => self.end(number),
@@ -205,7 +204,6 @@ impl Target {
         assert_eq!(self.world.store_free_blocks(), BLOCKS);
         assert!(self.world.store.with(|store| store.pinned_frees().is_empty()));
         assert!(self.world.peers.iter().all(|peer| self.usage(peer.grant.holder) == 0));
-        assert!(self.world.peers.iter().all(|peer| peer.memory.held.is_empty()));
     }
 }
 

@@ -35,11 +35,7 @@ fn step(script: &mut Script) -> Step {
         },
         22..25 => Step::TakeSends { peer },
         25..29 => Step::ServePunt { peer },
-        29 => Step::ForeignRead { peer },
-        30 => Step::Exhaust {
-            peer,
-            exhausted: script.octet() & 1 == 1,
-        },
+        29..31 => Step::ForeignRead { peer },
         _ => Step::End { peer },
     }
 }

@@ -129,48 +129,53 @@ class Workload:
         return [self._random.sample(indices, outstanding) for _ in range(DRAWS)]
 
     def _loads(self, draws: list[list[int]], seconds: float) -> Calls:
-        turns, timed = self._turns(draws, self._server.load), _Timed(seconds)
+        turns, timed = self._turns(draws), _Timed(seconds)
+        # All before the first: what lies between two calls is time in which whoever spins goes to sleep.
+        calls = [self._server.load(turn.indices, turn.first_slot) for turn in turns]
         while timed.goes_on():
-            turn = turns[timed.count % len(turns)]
-            timed.call(turn.call)
+            place = timed.count % len(turns)
+            turn = turns[place]
+            timed.call(calls[place])
             self._slots.check(turn.stamps, turn.homes, turn.first_slot, 0, timed.is_compared())
         return Calls(timed.calls_ns, timed.count * len(draws[0]))
 
     def _stores(self, draws: list[list[int]], seconds: float) -> Calls:
-        turns, timed = self._turns(draws, self._server.store), _Timed(seconds)
+        turns, timed = self._turns(draws), _Timed(seconds)
         verified = 0
         while timed.goes_on():
             turn = turns[timed.count % len(turns)]
             self._version += 1
             self._slots.stamp(turn.stamps, turn.first_slot, self._version)
-            timed.call(turn.call)
+            timed.call(self._server.store(turn.indices, turn.first_slot))
             if timed.is_compared():
                 verified += self._verify(turn)
         verified += self._verify(turn)
         return Calls(timed.calls_ns, verified)
 
     def _allocations(self, draws: list[list[int]], seconds: float) -> Calls:
-        turns, timed = self._turns(draws, self._server.allocate), _Timed(seconds)
+        turns, timed = self._turns(draws), _Timed(seconds)
         verified = 0
         while timed.goes_on():
             turn = turns[timed.count % len(turns)]
             self._version += 1
             self._slots.stamp(turn.stamps, turn.first_slot, self._version)
-            timed.call(turn.call)
+            timed.call(self._server.allocate(turn.indices, turn.first_slot))
             if timed.is_compared():
                 verified += self._verify(turn)
             timed.continue_call(self._server.free(turn.indices))
         return Calls(timed.calls_ns, verified)
 
-    def _turns(self, draws: list[list[int]], prepare: Callable[[Sequence[int], int], Call]) -> list[_Turn]:
-        # All before the first: what lies between two calls is time in which whoever spins goes to sleep.
-        return [self._turn(indices, place, prepare) for place, indices in enumerate(draws)]
-
-    def _turn(self, indices: list[int], place: int, prepare: Callable[[Sequence[int], int], Call]) -> _Turn:
+    def _turns(self, draws: list[list[int]]) -> list[_Turn]:
         count = self._slots.count
-        first_slot = place % (count - len(indices) + 1)
-        homes = [index % count for index in indices]
-        return _Turn(prepare(indices, first_slot), indices, np.array(indices, np.int64), homes, first_slot)
+        return [
+            _Turn(
+                indices,
+                np.array(indices, np.int64),
+                [index % count for index in indices],
+                place % (count - len(indices) + 1),
+            )
+            for place, indices in enumerate(draws)
+        ]
 
     def _verify(self, turn: _Turn) -> int:
         self._server.read_back(turn.indices, turn.first_slot)()
@@ -181,9 +186,8 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A call, and what has to come of it."""
+    """What one call is about, and what has to come of it."""
 
-    call: Call
     indices: list[int]
     stamps: npt.NDArray[np.int64]
     """The indices once more, to compare all at once."""

@@ -181,7 +181,9 @@ impl StreamMemory for Rights {
     }
 
     fn invalidate(&mut self, stag: u32) -> Result<(), PeerMisbehaved> {
-        self.table.invalidate(self.stream, stag)
+        let region = self.table.invalidate(self.stream, stag)?;
+        self.table.revoke(stag, region);
+        Ok(())
     }
 
     fn lend_sink_stag(&mut self) -> u32 {

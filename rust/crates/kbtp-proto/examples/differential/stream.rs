@@ -5,7 +5,7 @@ use std::error::Error;
 
 use kbtp_proto::memory::{Octets, Span};
 use kbtp_proto::mpa::{Negotiated, RtrKind};
-use kbtp_proto::stream::{Event, Flushed, Inline, IwarpStream, Payload, Piece, PostError, Work};
+use kbtp_proto::stream::{Event, Flushed, Inline, IwarpStream, Outgoing, Part, Payload, Piece, PostError, Work};
 use kbtp_proto::types::TerminateCause;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -122,6 +122,7 @@ pub(crate) fn execute(script: &Script) -> Result<Value, Box<dyn Error>> {
     let direct = script.direct;
     let mut end = End {
         stream,
+        outgoing: Outgoing::default(),
         rights,
         contents,
         direct,
@@ -146,6 +147,7 @@ pub(crate) fn execute(script: &Script) -> Result<Value, Box<dyn Error>> {
 
 struct End {
     stream: IwarpStream,
+    outgoing: Outgoing,
     rights: Rights,
     contents: Contents,
     direct: bool,
@@ -301,14 +303,18 @@ impl End {
     fn out(&mut self, limit_bytes: usize) -> Value {
         let (mut fpdus, mut built_bytes) = (Vec::new(), 0);
         while built_bytes < limit_bytes
-            && let Some(fpdu) = self.stream.next_fpdu(&mut self.rights, &self.contents)
+            && self
+                .stream
+                .build_fpdu(&mut self.rights, &self.contents, &mut self.outgoing)
         {
-            let mut octets = fpdu.head().to_vec();
-            fpdu.spans()
-                .iter()
-                .for_each(|span| self.contents.read(*span, &mut octets));
-            octets.extend_from_slice(fpdu.tail());
-            self.stream.fpdu_sent(fpdu);
+            let mut octets = Vec::new();
+            for part in self.outgoing.parts() {
+                match part {
+                    Part::Own(own) => octets.extend_from_slice(own),
+                    Part::Registered(span) => self.contents.read(span, &mut octets),
+                }
+            }
+            self.stream.sent(&mut self.outgoing, octets.len());
             built_bytes += octets.len();
             fpdus.push(json!(hex(&octets)));
         }
