@@ -58,7 +58,7 @@ check: $(VENV)/dev.stamp  ## ruff and mypy, rustfmt and clippy
 coverage: test  ## the tests, then line by line what they did not reach
 	$(BIN)/coverage report
 
-# Some ten minutes; BENCH_FLAGS=--quick is shorter and says less. The last lines say which demands hold, the status if all do.
+# A quarter of an hour, more with all peers; BENCH_FLAGS=--quick is shorter and says less. The last lines say which demands hold, the status if all do.
 BENCH_FLAGS ?=
 BENCH_OUT := build/bench
 
