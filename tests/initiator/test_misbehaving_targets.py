@@ -9,6 +9,7 @@ import pytest
 
 from kbtp.errors import ConnectionLost, LengthError, PeerMisbehaved
 from kbtp.types import HelloAckFlag, Status, TerminateCause
+from kbtp.verbs.api import Send
 from kbtp.wire import AllocStore, Completion, Hello, Load
 
 Connect = Callable[..., Any]
@@ -59,6 +60,19 @@ def test_an_impossible_hello_ack_ends_the_stream_with_a_terminate(
 
     with pytest.raises(PeerMisbehaved, match=f"impossible {field}"):
         connect(fake_target(script).url)
+
+
+def test_a_hello_ack_too_many(fake_target: FakeTargets, connect: Connect) -> None:
+    def script(target: Any) -> None:
+        target.accept()
+        assert isinstance(target.receive(), Hello)
+        ack = target.hello_ack()
+        target.stream.post([Send(0, inline=ack), Send(0, inline=ack)])
+        terminate = target.ended().terminate
+        assert (terminate.layer, terminate.etype, terminate.code) == TerminateCause.RDMAP_UNSPECIFIED.value
+
+    with pytest.raises((PeerMisbehaved, ConnectionLost), match="HELLO_ACK|answers nothing|opcode"):
+        connect(fake_target(script).url).free(1000)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from kbtp.initiator.batches import Batch, Results
 from kbtp.initiator.rnic_carrier import NO_RECORD, Record, RnicCarrier
 from kbtp.initiator.session import InitiatorConfig, InitiatorSession, accepted
 from kbtp.initiator.session_carrier import SessionCarrier
-from kbtp.types import BlockRef, Generation, Handle, Opcode, RequestFlag
+from kbtp.types import BlockRef, Generation, Handle, Opcode, RequestFlag, TerminateCause
 from kbtp.verbs.api import (
     Access,
     BatchDone,
@@ -205,10 +205,12 @@ class Connection:
         assert stream is not None
         ack: HelloAck | None = None
         try:
-            if isinstance(self._carrier, SessionCarrier):
-                self._carrier.received(message)
-            else:
+            if self._carrier is None:
                 ack = accepted(self.config, message)
+            elif isinstance(self._carrier, SessionCarrier):
+                self._carrier.received(message)
+            else:  # it came before the RNIC took over, when no request was out
+                raise PeerMisbehaved(TerminateCause.RDMAP_UNSPECIFIED, "a message came that answers nothing")
         except PeerMisbehaved as error:
             stream.terminate(error.cause)
             self._misbehaved(error)

@@ -16,7 +16,7 @@ const LONGEST_S: f64 = 1e9;
 
 /// A signal that comes while a wait lasts ends it. One that comes between two waits of a poll, or to another thread, is
 /// noticed after so long.
-pub(crate) const SIGNAL_CHECK: Duration = Duration::from_millis(100);
+pub(crate) const SIGNAL_CHECK: Duration = Duration::from_millis(500);
 
 /// `seconds`, or the nearest time there is: infinity is a fine time limit, and a negative one has passed.
 pub(crate) fn duration(seconds: f64) -> Duration {

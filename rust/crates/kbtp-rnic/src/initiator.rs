@@ -408,17 +408,25 @@ impl StreamState {
             return Err(Error::misuse("the stream carries no requests"));
         };
         let batch = initiator.submit(core, kind, flags, asked, reported);
-        self.send_requests(core);
+        self.post_requests(core, REQUESTS_AHEAD);
+        self.send(core);
+        self.post_requests(core, usize::MAX);
         self.send(core);
         Ok(batch)
     }
 
-    fn send_requests(&mut self, core: &mut Core) {
-        let mut posted = 0;
-        while let (Some(initiator), Some(operation)) = (&mut self.initiator, &mut self.operation)
-            && !operation.iwarp.failed()
-            && let Some(message) = initiator.next_message(core)
-        {
+    /// Post what there are credits for, `count` requests at most.
+    fn post_requests(&mut self, core: &mut Core, count: usize) {
+        for _ in 0..count {
+            let (Some(initiator), Some(operation)) = (&mut self.initiator, &mut self.operation) else {
+                return;
+            };
+            if operation.iwarp.failed() {
+                return;
+            }
+            let Some(message) = initiator.next_message(core) else {
+                return;
+            };
             let work = Work::Send {
                 wr_id: 0,
                 payload: Payload::from_iter([Piece::Inline(message)]),
@@ -431,10 +439,6 @@ impl StreamState {
                     regions: Held::new(),
                     owner: WorkOwner::Request,
                 });
-            }
-            posted += 1;
-            if posted == REQUESTS_AHEAD {
-                self.send(core);
             }
         }
     }
@@ -463,7 +467,7 @@ impl StreamState {
         match initiator.take_answer(core, message) {
             Ok(()) => {
                 self.post_slot(completion.wr_id, buffer); // profile 3 "Credits": before a request may use it
-                self.send_requests(core);
+                self.post_requests(core, usize::MAX);
             }
             Err(error) => self.answer_misbehaved(core, error),
         }
