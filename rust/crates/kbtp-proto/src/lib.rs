@@ -11,6 +11,7 @@ pub mod crc32c;
 pub mod ddp;
 pub mod fpdu;
 pub mod initiator;
+pub mod known_crcs;
 pub mod limits;
 pub mod memory;
 pub mod mpa;

@@ -316,8 +316,14 @@ impl StreamState {
     fn act(&mut self, core: &mut Core, action: Action) {
         let Some(offload) = &mut self.offload else { return };
         match action {
-            Action::Write { task, source, stag, to } => {
-                let payload = Payload::from_iter([Piece::Still(source)]);
+            Action::Write {
+                task,
+                source,
+                known,
+                stag,
+                to,
+            } => {
+                let payload = Payload::from_iter([Piece::Known(source, known)]);
                 let (wr_id, owner) = (task.0, WorkOwner::Write(task));
                 let work = Work::Write {
                     wr_id,

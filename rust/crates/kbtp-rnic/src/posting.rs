@@ -197,7 +197,7 @@ pub(crate) fn spans_of(work: &Work) -> impl Iterator<Item = &Span> {
         Work::FetchAdd { .. } | Work::CompareSwap { .. } | Work::Immediate { .. } => (&[][..], None),
     };
     let sources = payload.iter().filter_map(|piece| match piece {
-        Piece::Span(span) | Piece::Still(span) => Some(span),
+        Piece::Span(span) | Piece::Still(span) | Piece::Known(span, _) => Some(span),
         Piece::Inline(_) => None,
     });
     sources.chain(sink)

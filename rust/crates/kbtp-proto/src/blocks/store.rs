@@ -11,6 +11,7 @@
 //!                     <------- abort ------                             \-- while pinned: waiting --/
 //! ```
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use smallvec::SmallVec;
@@ -22,6 +23,7 @@ use super::quota::{HolderId, QuotaLedger};
 use super::ring::{FreeBlockRing, RingMemory};
 use super::table::{BlockTable, Entry, check_writable};
 use super::words::Words;
+use crate::known_crcs::KnownCrcs;
 use crate::own_maps::OwnMap;
 use crate::types::{ApiMisuse, BlockOffset, Generation, Handle, Status, Ticket};
 
@@ -162,6 +164,8 @@ pub struct BlockStore {
     filling: OwnMap<Handle, Filling>,
     pins: OwnMap<BlockOffset, SmallVec<[Pin; 2]>>,
     waiting_frees: OwnMap<BlockOffset, WaitingFree>,
+    /// Of sealed blocks that were loaded.
+    known_crcs: OwnMap<BlockOffset, Arc<KnownCrcs>>,
     pins_made: u64,
     frees_waited: u64,
 }
@@ -192,6 +196,7 @@ impl BlockStore {
             filling: OwnMap::default(),
             pins: OwnMap::default(),
             waiting_frees: OwnMap::default(),
+            known_crcs: OwnMap::default(),
             pins_made: 0,
             frees_waited: 0,
         })
@@ -295,6 +300,11 @@ impl BlockStore {
         Ok(Some(waiting.finished))
     }
 
+    /// The CRCs of a sealed block, which everybody who sends it shares until it is freed.
+    pub fn known_crcs(&mut self, block_offset: BlockOffset) -> Arc<KnownCrcs> {
+        Arc::clone(self.known_crcs.entry(block_offset).or_default())
+    }
+
     // --- ALLOC_STORE ---
 
     /// Draft 6.3 steps 1 and 2: one unit of quota, then a block, for a handle that is not bound.
@@ -331,6 +341,7 @@ impl BlockStore {
         }
         self.check_length(data_length)?;
         let entry = self.table.bind(handle, block_offset, data_length, seal)?;
+        self.known_crcs.remove(&block_offset);
         self.filling.remove(&handle);
         Ok(entry)
     }
@@ -375,6 +386,7 @@ impl BlockStore {
         check_writable(handle, &entry)?;
         self.check_length(data_length)?;
         copy(self.position(entry.block_offset)?);
+        self.known_crcs.remove(&entry.block_offset);
         self.table.update(handle, data_length, seal)
     }
 
@@ -459,6 +471,7 @@ impl BlockStore {
 
     fn return_block(&mut self, block_offset: BlockOffset, holder: HolderId) -> Result<(), ApiMisuse> {
         let position = self.position(block_offset)?;
+        self.known_crcs.remove(&block_offset);
         if let Some(clear) = &mut self.clear_on_free {
             clear(position, self.pool.block_size_bytes());
         }

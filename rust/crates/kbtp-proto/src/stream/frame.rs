@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::work::{Gather, WorkId};
+use super::work::{Gather, Lying, WorkId};
 use crate::crc32c;
 use crate::fpdu::{FpduEncoder, LENGTH_BYTES, Tail, length_field, pad_bytes};
 use crate::memory::{Octets, Span};
@@ -218,16 +218,16 @@ impl Framer {
         out.put_own(start);
     }
 
-    fn scattered(&self, header: &[u8], spans: &[Span], size: u32, octets: &dyn Octets, out: &mut Outgoing) {
+    fn scattered(&self, header: &[u8], spans: &[Lying], size: u32, octets: &dyn Octets, out: &mut Outgoing) {
         let (start, ulpdu_bytes) = (out.own.len(), header.len() + size as usize);
         out.own.extend_from_slice(&length_field(ulpdu_bytes as u16));
         out.own.extend_from_slice(header);
         let crc = self.crc.then(|| {
             let head = crc32c::update(0, out.own.get(start..).unwrap_or_default());
-            spans.iter().fold(head, |state, span| octets.crc32c(state, *span))
+            spans.iter().fold(head, |state, lying| lying.crc32c(state, octets))
         });
         out.put_own(start);
-        spans.iter().for_each(|span| out.put_span(*span));
+        spans.iter().for_each(|lying| out.put_span(lying.span));
         let behind = out.own.len();
         out.own.extend_from_slice(Tail::new(ulpdu_bytes, crc).octets());
         out.put_own(behind);

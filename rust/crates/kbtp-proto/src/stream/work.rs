@@ -1,10 +1,12 @@
 //! Posted work on its way through a stream, and what is still owed to the peer.
 
 use std::fmt;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use super::events::WrKind;
+use crate::known_crcs::KnownCrcs;
 use crate::limits::{DDP_UNTAGGED_HEADER_BYTES, IMMEDIATE_DATA_BYTES, READ_REQUEST_BYTES};
 use crate::memory::{Octets, Span};
 use crate::rdmap::{
@@ -21,6 +23,8 @@ pub enum Piece {
     Span(Span),
     /// Octets that nobody changes before the work completes, as whoever posts this vouches for.
     Still(Span),
+    /// The same, the first octets of a block whose CRCs are known, or will be.
+    Known(Span, Arc<KnownCrcs>),
     /// Octets of the stream's own.
     Inline(Inline),
 }
@@ -28,7 +32,7 @@ pub enum Piece {
 impl Piece {
     fn len(&self) -> u64 {
         match self {
-            Self::Span(span) | Self::Still(span) => span.len.into(),
+            Self::Span(span) | Self::Still(span) | Self::Known(span, _) => span.len.into(),
             Self::Inline(octets) => octets.len() as u64,
         }
     }
@@ -200,8 +204,12 @@ impl Gather {
         let mut spans = Spans::new();
         let mut ok = true;
         self.walk(size, |piece, from, len| match piece {
-            Piece::Still(span) if ok => spans.push(span.part(from, len)),
-            Piece::Span(span) if ok && fits(*span) => spans.push(span.part(from, len)),
+            Piece::Known(span, known) if ok => spans.push(Lying {
+                span: span.part(from, len),
+                known: Some((Arc::clone(known), from)),
+            }),
+            Piece::Still(span) if ok => spans.push(Lying::of(span.part(from, len))),
+            Piece::Span(span) if ok && fits(*span) => spans.push(Lying::of(span.part(from, len))),
             _ => ok = false,
         });
         if ok {
@@ -214,7 +222,7 @@ impl Gather {
     /// Append the next `size` octets.
     pub(super) fn take_copy(&mut self, size: u32, octets: &dyn Octets, into: &mut Vec<u8>) {
         self.walk(size, |piece, from, len| match piece {
-            Piece::Span(span) | Piece::Still(span) => octets.read(span.part(from, len), into),
+            Piece::Span(span) | Piece::Still(span) | Piece::Known(span, _) => octets.read(span.part(from, len), into),
             Piece::Inline(inline) => {
                 let (from, to) = (from as usize, (from + len) as usize);
                 into.extend_from_slice(inline.get(from..to).unwrap_or_default());
@@ -242,7 +250,29 @@ impl Gather {
 }
 
 /// Where the payload of one FPDU lies.
-pub(super) type Spans = SmallVec<[Span; 2]>;
+pub(super) type Spans = SmallVec<[Lying; 2]>;
+
+/// Octets that are sent from where they lie.
+#[derive(Debug)]
+pub(super) struct Lying {
+    pub(super) span: Span,
+    /// Who knows their CRC, and how far behind the block's first octet they begin.
+    known: Option<(Arc<KnownCrcs>, u32)>,
+}
+
+impl Lying {
+    fn of(span: Span) -> Self {
+        Self { span, known: None }
+    }
+
+    /// The CRC32c `state` continued over them.
+    pub(super) fn crc32c(&self, state: u32, octets: &dyn Octets) -> u32 {
+        match &self.known {
+            Some((known, from)) => known.continued(state, self.span, *from, octets),
+            None => octets.crc32c(state, self.span),
+        }
+    }
+}
 
 /// Names posted work; counts up from the first.
 pub(super) type WorkId = u64;

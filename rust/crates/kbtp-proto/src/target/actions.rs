@@ -1,10 +1,12 @@
 //! What a session is given, and what it decides to do on its stream; the RNIC does it, in order.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::punt::PuntReason;
 use super::turns::TaskId;
 use crate::blocks::{BlockStore, DomainId, FinishedFree, HandleRange, HolderId, OwnerId};
+use crate::known_crcs::KnownCrcs;
 use crate::limits::COMPLETION_BYTES;
 use crate::memory::{RegionId, Span};
 
@@ -40,8 +42,10 @@ pub enum Action {
     Write {
         /// Whose data it is.
         task: TaskId,
-        /// In the block.
+        /// In the block, from its first octet on.
         source: Span,
+        /// Of the block as it is bound now.
+        known: Arc<KnownCrcs>,
         /// The initiator's memory.
         stag: u32,
         /// Where in it.

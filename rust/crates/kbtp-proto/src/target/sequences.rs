@@ -123,7 +123,8 @@ impl<S: SharedStore> Session<S> {
             }
             let source = self.in_block(store, entry.block_offset, entry.data_length)?;
             let pin = store.begin_load(request.handle, self.grant.stream)?; // draft 6.1 step 1, profile 6.1
-            Ok(Begun::Done(Some((pin, entry, source))))
+            let known = store.known_crcs(entry.block_offset);
+            Ok(Begun::Done(Some((pin, entry, source, known))))
         })?;
         match begun {
             Begun::Refused(status, entry) => {
@@ -135,11 +136,11 @@ impl<S: SharedStore> Session<S> {
                 self.leave_to_python(task, PuntReason::UnsealedLoad);
                 Ok(())
             }
-            Begun::Done(Some((pin, entry, source))) => {
+            Begun::Done(Some((pin, entry, source, known))) => {
                 self.task_mut(task)?.pin = Some(pin);
                 // profile 6.6: an empty block moves nothing
                 if source.len > 0 {
-                    self.write(task, request, source); // draft 6.1 step 2
+                    self.write(task, request, source, known); // draft 6.1 step 2
                 }
                 // The Send is posted behind the Write, so its delivery says the data is there (RFC 5040 5.5 rule 5).
                 self.complete(task, Status::Success, Some(&entry), true); // draft 6.1 step 3

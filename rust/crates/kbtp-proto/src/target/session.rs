@@ -9,6 +9,7 @@
 //! ```
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::actions::{Action, SessionGrant, SessionMemory, SharedStore};
@@ -17,6 +18,7 @@ use super::punt::{ForcedPunts, PuntReason};
 use super::sequences::Task;
 use super::turns::{Next, TaskId, Turns};
 use crate::blocks::Entry;
+use crate::known_crcs::KnownCrcs;
 use crate::limits::COMPLETIONS_POSTED_PER_CREDIT;
 use crate::memory::Span;
 use crate::own_maps::OwnMap;
@@ -303,9 +305,15 @@ impl<S: SharedStore> Session<S> {
     }
 
     /// RDMA Write of `source` to the task's Data Descriptor; `written` follows.
-    pub(super) fn write(&mut self, task: TaskId, request: &Request, source: Span) {
+    pub(super) fn write(&mut self, task: TaskId, request: &Request, source: Span, known: Arc<KnownCrcs>) {
         let (stag, to) = (request.data.stag, request.data.to);
-        self.act(Action::Write { task, source, stag, to });
+        self.act(Action::Write {
+            task,
+            source,
+            known,
+            stag,
+            to,
+        });
     }
 
     /// RDMA Read into `sink` from the task's Data Descriptor, when a read slot is free; `fetched` follows.

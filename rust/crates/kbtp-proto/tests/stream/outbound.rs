@@ -1,5 +1,9 @@
 //! What may be posted, how it is cut, when it completes, and how everything is given up once.
 
+use std::sync::Arc;
+
+use kbtp_proto::crc32c;
+use kbtp_proto::known_crcs::KnownCrcs;
 use kbtp_proto::mpa::RtrKind;
 use kbtp_proto::stream::{Event, Flushed, Outgoing, Part, Payload, Piece, PostError, Work, WrKind};
 use kbtp_proto::types::TerminateCause;
@@ -113,6 +117,40 @@ fn still_pieces_are_sent_from_where_they_lie_whatever_the_memory() {
     let out = end.next_fpdu().unwrap();
     assert_eq!(spans_of(&out), 1);
     assert_eq!(wire::see(&end.octets_of(&out), true).payload, vec![1; 5001]);
+}
+
+#[test]
+fn a_block_whose_crcs_are_known_is_not_read_for_them_again() {
+    let mut end = End::new(negotiated(), true, 2000, None);
+    let octets: Vec<u8> = (0..5001).map(|n| (n % 251) as u8).collect();
+    let span = end.memory.span(octets.clone());
+    let known = Arc::new(KnownCrcs::default());
+    let sent = |end: &mut End| {
+        let piece = Piece::Known(span, Arc::clone(&known));
+        end.stream.post(send(1, Payload::from_iter([piece]))).unwrap();
+        let mut fpdus = Vec::new();
+        while let Some(out) = end.next_fpdu() {
+            fpdus.push(end.octets_of(&out));
+            end.sent(out);
+        }
+        fpdus
+    };
+    // `see` checks each CRC: the first time they are made, the second time they are known.
+    for _ in 0..2 {
+        let payloads: Vec<_> = sent(&mut end)
+            .iter()
+            .map(|fpdu| wire::see(fpdu, true).payload)
+            .collect();
+        assert_eq!(payloads.len(), 3);
+        assert_eq!(payloads.concat(), octets);
+    }
+    // Should the block change all the same, the peer does not take it for what it was.
+    end.memory.0.borrow_mut().octets[span.region.0 as usize][10] ^= 1;
+    let damaged = sent(&mut end);
+    let (body, crc) = damaged[0].split_at(damaged[0].len() - 4);
+    assert_ne!(crc, crc32c::wire(crc32c::update(0, body)));
+    let (body, crc) = damaged[1].split_at(damaged[1].len() - 4);
+    assert_eq!(crc, crc32c::wire(crc32c::update(0, body)));
 }
 
 /// An FPDU of one span and one that is copied, and the octets of both.

@@ -418,7 +418,9 @@ impl World {
                         peer.session.sent();
                     }
                 }
-                Action::Write { task, source, stag, to } => {
+                Action::Write {
+                    task, source, stag, to, ..
+                } => {
                     assert_eq!(to, 0);
                     post(peer, &self.regions, Posted::Write { task, source, stag });
                 }
