@@ -71,7 +71,7 @@ def test_a_hello_ack_too_many(fake_target: FakeTargets, connect: Connect) -> Non
         terminate = target.ended().terminate
         assert (terminate.layer, terminate.etype, terminate.code) == TerminateCause.RDMAP_UNSPECIFIED.value
 
-    with pytest.raises((PeerMisbehaved, ConnectionLost), match="HELLO_ACK|answers nothing|opcode"):
+    with pytest.raises((PeerMisbehaved, ConnectionLost), match=r"HELLO_ACK|answers nothing|opcode"):
         connect(fake_target(script).url).free(1000)
 
 

@@ -18,6 +18,7 @@ import kbtp
 from kbtp import limits
 from kbtp.address import Address
 from kbtp.errors import AccessDenied, ConnectionLost, PeerIncompatible
+from kbtp.initiator.batches import load_batch
 from kbtp.iwarp.mpa import ActiveStartup, MpaOptions, MpaRejected
 from kbtp.rnic import open_rnic
 from kbtp.target.config import TargetConfig
@@ -211,13 +212,14 @@ def test_stopping_lets_what_is_outstanding_finish(serve: Serve) -> None:
     with kbtp.connect(url) as client:
         block = client.alloc_store(data)
         buffer = bytearray(64 << 20)
-        outcome: list[int] = []
-        loading = threading.Thread(target=lambda: outcome.append(client.load(block, into=buffer)))
-        loading.start()
+        load = load_batch([block], [buffer], False)
+        client._connection.submit(load)  # and nobody reads yet
         assert server.wait_until(lambda: any(map(server.outstanding_of, list(server.target.sessions))))
         server.request_stop()
-        loading.join(DEADLINE_S)
-        assert outcome == [64 << 20]
+        deadline_s = time.monotonic() + DEADLINE_S
+        while load.results is None and time.monotonic() < deadline_s:
+            client._connection.pump(LOOK_AGAIN_S, time.monotonic)
+        assert load.results is not None and load.results.ok
         assert buffer == data
 
 
