@@ -87,7 +87,7 @@ fuzz:  ## libFuzzer on what peers reach, FUZZ_S seconds each; an input that brea
 	done
 
 sanitize:  ## Miri, AddressSanitizer and ThreadSanitizer on what is unsafe or shared by threads
-	MIRIFLAGS=-Zmiri-permissive-provenance $(CARGO) +$(NIGHTLY) miri test $(RUST) --quiet --locked -p kbtp-rnic --lib memory
+	MIRIFLAGS=-Zmiri-permissive-provenance $(CARGO) +$(NIGHTLY) miri test $(RUST) --quiet --locked -p kbtp-rnic --lib memory::tests
 	MIRIFLAGS=-Zmiri-many-seeds=0..$(MIRI_SEEDS) $(CARGO) +$(NIGHTLY) miri test $(RUST) --quiet --locked -p kbtp-proto --test peers
 	RUSTFLAGS=-Zsanitizer=address $(CARGO) +$(NIGHTLY) $(SANITIZED) --target-dir rust/target/address -p kbtp-rnic --lib --tests
 	RUSTFLAGS=-Zsanitizer=thread $(CARGO) +$(NIGHTLY) $(SANITIZED) --target-dir rust/target/thread -Zbuild-std -p kbtp-rnic --lib --tests
