@@ -370,3 +370,12 @@ def test_threads_share_a_client(serve: Serve) -> None:
             for done in [pool.submit(work, worker) for worker in range(8)]:
                 done.result()
         assert server.free_blocks == 64
+
+
+def test_blocks_that_cannot_be_counted_cost_no_session(serve: Serve, connect: Connect) -> None:
+    client = connect(serve().url)
+    block = client.alloc_store(b"stays")
+    with pytest.raises(TypeError):
+        client.free_many(one for one in [block])
+    assert not client.closed
+    client.free(block)

@@ -171,6 +171,7 @@ def alloc_store_batch(data: Sequence[object], handles: Sequence[Handle] | None, 
 
 
 def free_batch(blocks: Sequence[BlockRef | Handle]) -> Batch:
+    _equally_many(blocks=blocks)  # what cannot be counted is refused here, before a session has anything to do with it
     return Batch(Opcode.FREE, RequestFlag.NONE, blocks, None)
 
 
