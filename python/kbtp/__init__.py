@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from kbtp import limits
 from kbtp.address import Address
+from kbtp.cache import AsyncCache, Cache, CacheSettings, Item, Outcome
 from kbtp.errors import (
     AccessDenied,
     AlreadyBound,
@@ -51,19 +52,24 @@ __all__ = [
     "AccessDenied",
     "AlreadyBound",
     "ApiMisuse",
+    "AsyncCache",
     "AsyncClient",
     "BlockRef",
+    "Cache",
+    "CacheSettings",
     "Client",
     "ConnectionLost",
     "DeadlineExceeded",
     "GenerationMismatch",
     "HandleOutOfRange",
+    "Item",
     "KbtpError",
     "LengthError",
     "NoSpace",
     "NotBound",
     "NotSealed",
     "OperationRefused",
+    "Outcome",
     "PeerIncompatible",
     "PeerMisbehaved",
     "Result",

@@ -118,6 +118,22 @@ DEFAULT_CONNECT_TIMEOUT_S = 10.0
 HELLO_ACK_TIMEOUT_S = 3.0  # then the initiator tries again on a new connection (3)
 DEFAULT_INLINE_MAX_BYTES = 4096
 
+# --- the cache ---
+CACHE_KEY_MAX_BYTES = 64 * 1024
+CACHE_RECORD_MAX_BLOCKS = 1 << 20  # of one value, all copies together
+CACHE_COPIES_MAX = 16
+CACHE_TIMEOUT_S = 5.0  # for each batch of a target's and each round trip of the index's
+CACHE_CONNECT_TIMEOUT_S = 2.0
+CACHE_BACKOFF_MIN_S = 0.5  # until a target or index that is not there is tried again, doubled each time
+CACHE_BACKOFF_MAX_S = 30.0
+CACHE_TARGETS_REFRESH_S = 5.0  # age at which the list of targets is read again
+CACHE_BEAT_S = 2.0  # how often a target announces itself
+CACHE_BEAT_TTL_S = 10.0  # and how long that counts
+CACHE_LOOKUP_MAX_NAMES = 4096  # in one command of the index
+CACHE_MAIL_MAX = 8192  # names a reader remembers to tell an owner, and that wait for an owner
+CACHE_MAIL_TTL_S = 3600
+CACHE_FREE_BATCH = 4096
+
 assert COMMON_HEADER_BYTES + DATA_DESCRIPTOR_BYTES == COMPLETION_BYTES
 assert HELLO_FIXED_BYTES <= HELLO_ACK_FIXED_BYTES
 # All options at their longest fit, so no HELLO or HELLO_ACK that packs is ever too long.
@@ -145,3 +161,6 @@ assert HELLO_ACK_TIMEOUT_S < DEFAULT_CONNECT_TIMEOUT_S
 assert DEFAULT_POOL_BASE % POOL_BASE_ALIGN_BYTES == 0
 assert MULPDU_MIN_BYTES >= DDP_UNTAGGED_HEADER_BYTES + ATOMIC_REQUEST_BYTES
 assert DEFAULT_INLINE_MAX_BYTES <= DEFAULT_TARGET_MAX_MESSAGE_BYTES - COMMON_HEADER_BYTES - DATA_DESCRIPTOR_BYTES
+assert CACHE_BEAT_S * 3 <= CACHE_BEAT_TTL_S
+assert CACHE_BACKOFF_MIN_S <= CACHE_BACKOFF_MAX_S
+assert CACHE_TARGETS_REFRESH_S <= CACHE_BEAT_TTL_S

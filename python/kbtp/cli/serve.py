@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -16,8 +17,9 @@ from click.core import ParameterSource
 
 from kbtp import limits
 from kbtp.address import Address
+from kbtp.cli.serve_index import EMBEDDED, ServedIndex, serve_index
 from kbtp.cli.units import FOREVER, Seconds, Size, format_size
-from kbtp.errors import ApiMisuse
+from kbtp.errors import ApiMisuse, KbtpError
 from kbtp.rnic import open_rnic
 from kbtp.target.config import TargetConfig
 from kbtp.target.server import Server
@@ -91,6 +93,10 @@ def _load_file(ctx: click.Context, _param: click.Parameter, value: Path | None) 
     envvar="KBTP_SPIN_US",
     help="How long an event loop looks for more before it sleeps, in microseconds; 0 costs latency, saves power.",
 )
+@click.option("--index", is_flag=False, flag_value=EMBEDDED, default="", metavar="[URL]", envvar="KBTP_INDEX",
+    help="Announce the target in this index; without a URL, in a Valkey server started for it.")  # fmt: skip
+@click.option("--announce", default="", metavar="HOST", envvar="KBTP_ANNOUNCE",
+    help="Where caches reach this target.  [default: --host, or this machine's name]")  # fmt: skip
 @click.option("--rnic", "rnic_name", default="auto", show_default=True, envvar="KBTP_RNIC", help="RNIC to serve on.")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info",
     show_default=True, envvar="KBTP_LOG_LEVEL", help="What is logged to standard error.")  # fmt: skip
@@ -98,7 +104,7 @@ def _load_file(ctx: click.Context, _param: click.Parameter, value: Path | None) 
 def serve(
     host: str, port: int, block_size: int, pool_size: int | None, pool_blocks: int | None, quota: int, max_quota: int,
     namespace: str, name: str, linger: float, drain: float, request_credits: int, threads: int, spin_us: int,
-    rnic_name: str, log_level: str, as_json: bool,
+    index: str, announce: str, rnic_name: str, log_level: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Serve a pool of blocks until SIGTERM or Ctrl-C, then finish what is outstanding and exit.
 
@@ -111,6 +117,7 @@ def serve(
     \b
     Examples:
       kbtp serve --block-size 2MiB --pool-size 16GiB
+      kbtp serve --pool-size 16GiB --index
       kbtp serve --host 0.0.0.0 --namespace llama-3-8b/bf16/tp2 --linger forever
       KBTP_QUOTA=512 kbtp serve --config /etc/kbtp.toml
       kill -USR1 PID
@@ -143,9 +150,27 @@ def serve(
         raise click.UsageError(f"cannot listen on {Address(host, port)}: {why}") from None
     _stop_on_signals(server)
     _tell_counters_on_signal(server, rnic, as_json)
-    click.echo(_ready_line(address, config, as_json))
-    sys.stdout.flush()
-    server.run()
+    with _indexed(index, announce, server, address, port) as index_url:
+        click.echo(_ready_line(address, config, index_url, as_json))
+        sys.stdout.flush()
+        server.run()
+
+
+@contextlib.contextmanager
+def _indexed(index: str, announce: str, server: Server, address: Address, port: int) -> Iterator[str]:
+    """The URL of the index that the target is announced in meanwhile; empty without one."""
+    served: ServedIndex | None = None
+    if index:
+        try:
+            served = serve_index(index, announce, server, address, port)
+        except KbtpError as error:
+            server.close()
+            raise click.UsageError(f"--index: {error}") from None
+    try:
+        yield served.url if served else ""
+    finally:
+        if served:
+            served.close()
 
 
 def _pool_blocks(pool_size: int | None, pool_blocks: int | None, block_size: int) -> int:
@@ -234,7 +259,7 @@ def _counters_line(server: Server, rnic: Rnic, as_json: bool) -> str:
     return f"{line}, requests left to Python: {said or 'none'}"
 
 
-def _ready_line(address: Address, config: TargetConfig, as_json: bool) -> str:
+def _ready_line(address: Address, config: TargetConfig, index_url: str, as_json: bool) -> str:
     if as_json:
         ready = {
             "url": str(address),
@@ -244,8 +269,10 @@ def _ready_line(address: Address, config: TargetConfig, as_json: bool) -> str:
             "namespace": config.namespace.decode(),
             "pid": os.getpid(),
         }
+        if index_url:
+            ready["index"] = index_url
         return json.dumps(ready)
     return (
         f"kbtp: serving {address} with {config.pool_blocks} blocks of {format_size(config.block_size_bytes)} "
-        f"({format_size(config.pool_bytes)})"
+        f"({format_size(config.pool_bytes)}){f', index {index_url}' if index_url else ''}"
     )

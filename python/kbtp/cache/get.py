@@ -1,0 +1,177 @@
+"""The plan of a get: one look-up, one batch of LOADs, then every doubt is a miss (docs/cache.md, "A get")."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kbtp.cache.outcomes import MISS, Item, Outcome
+from kbtp.cache.record import Copy, Record
+from kbtp.cache.state import State, log
+from kbtp.cache.steps import Checksum, IndexUnavailable, ListTargets, Load, Plan, Remove
+from kbtp.cache.upkeep import announce_again
+from kbtp.errors import ApiMisuse
+from kbtp.initiator.batches import Results
+from kbtp.types import Status
+
+STALE = frozenset((Status.NOT_BOUND, Status.GENERATION_MISMATCH, Status.HANDLE_OUT_OF_RANGE, Status.LENGTH_ERROR))
+
+
+@dataclass(slots=True, eq=False)
+class Get:
+    """One value wanted. `item` is None until it is known how it ends."""
+
+    name: bytes
+    view: memoryview
+    item: Item | None = None
+    octets: bytes = b""
+    record: Record | None = None
+    copies: list[Copy] = field(default_factory=list)
+    """Those not tried yet."""
+    whole: bool = False
+    """Every block came as recorded."""
+    stale: bool = False
+    """A block that the record names is gone, or is not what it says."""
+
+    def pieces(self) -> list[memoryview]:
+        record = self.record
+        assert record is not None
+        step = record.block_bytes
+        return [self.view[at : min(at + step, record.length_bytes)] for at in range(0, record.length_bytes, step)]
+
+
+def get_many(state: State, gets: Sequence[Get], *, verify: bool, now_s: float) -> Plan[None]:
+    """Every one of `gets` has its `item` when this is done."""
+    try:
+        yield from _look_up(state, [get for get in gets if get.item is None], now_s)
+        while wanted := [get for get in gets if get.item is None and not get.whole]:
+            yield from _load(state, wanted)
+        yield from _judge(state, [get for get in gets if get.whole], verify)
+    finally:
+        for get in gets:
+            get.item = get.item or MISS
+            state.counters.misses += get.item.outcome is Outcome.MISS
+    hits = [get for get in gets if get.item is not None and get.item.outcome is Outcome.HIT]
+    state.counters.hits += len(hits)
+    state.counters.bytes_loaded += sum(get.item.length_bytes for get in hits if get.item is not None)
+    state.used([get.name for get in hits], [get.record.owner for get in hits if get.record is not None])
+    try:
+        yield from _remove_stale(state, gets)
+        if state.must_announce:
+            yield from announce_again(state, now_s)
+    except IndexUnavailable as error:
+        state.index_failed(error)
+
+
+def _look_up(state: State, gets: Sequence[Get], now_s: float) -> Plan[None]:
+    if not gets:
+        return
+    try:
+        looked = yield state.lookup([get.name for get in gets])
+        state.saw_life(looked.life)
+        for get, octets in zip(gets, looked.records, strict=True):
+            if octets is not None:
+                get.octets, get.record = octets, state.parsed(octets)
+        if state.targets_are_old(now_s) and _unknown(state, gets):
+            state.saw_targets((yield ListTargets()), now_s)
+    except IndexUnavailable as error:
+        state.index_failed(error)
+    for get in gets:
+        _prepare(state, get)
+
+
+def _unknown(state: State, gets: Iterable[Get]) -> bool:
+    """Whether a value is on targets alone of which we have not heard."""
+    return any(
+        get.record is not None
+        and get.record.copies
+        and not any(copy.incarnation in state.targets for copy in get.record.copies)
+        for get in gets
+    )
+
+
+def _prepare(state: State, get: Get) -> None:
+    record = get.record
+    if record is None:
+        get.item = MISS
+    elif record.length_bytes > len(get.view):
+        error = ApiMisuse(f"the value has {record.length_bytes} octets, the buffer {len(get.view)}")
+        get.item = Item(Outcome.INVALID, record.length_bytes, error)
+    elif not record.copies:
+        get.item = Item(Outcome.HIT)
+    else:
+        get.copies = [copy for copy in record.copies if copy.incarnation in state.targets]
+        if not get.copies:
+            get.item = MISS
+
+
+def _load(state: State, gets: Sequence[Get]) -> Plan[None]:
+    """Try the next copy of each. One that is not whole then has another copy to try, or is a miss."""
+    jobs: dict[int, list[tuple[Get, Copy]]] = {}
+    for get in gets:
+        copy = get.copies.pop(0)
+        jobs.setdefault(copy.incarnation, []).append((get, copy))
+    replies = yield Load(
+        {
+            incarnation: (
+                [ref for _, copy in tried for ref in copy.refs],
+                [piece for get, _ in tried for piece in get.pieces()],
+            )
+            for incarnation, tried in jobs.items()
+        },
+        {incarnation: state.targets[incarnation] for incarnation in jobs},
+    )
+    for incarnation, tried in jobs.items():
+        results = replies[incarnation]
+        if results is None:
+            state.counters.target_failures += 1
+        at = 0
+        for get, copy in tried:
+            if results is not None:
+                _look_at(state, get, copy, results, at)
+            at += len(copy.refs)
+            if get.item is None and not get.whole and not get.copies:
+                get.item = MISS
+
+
+def _look_at(state: State, get: Get, copy: Copy, results: Results, at: int) -> None:
+    """Judge the results from `at` on, which are those of the blocks of `copy`."""
+    end = at + len(copy.refs)
+    if results.ok and results.lengths_bytes[at:end].tolist() == [ref.length_bytes for ref in copy.refs]:
+        get.whole = True
+        return
+    for ref, result in zip(copy.refs, results[at:end], strict=True):
+        if result.ok and result.length_bytes == ref.length_bytes:
+            continue
+        if isinstance(result.error, ApiMisuse):
+            get.item = Item(Outcome.INVALID, error=result.error)
+        elif result.ok or result.status in STALE:
+            get.stale = True
+        else:
+            state.counters.target_failures += 1
+        return
+    get.whole = True
+
+
+def _judge(state: State, gets: Sequence[Get], verify: bool) -> Plan[None]:
+    if not gets:
+        return
+    checksums = (yield Checksum([get.pieces() for get in gets])) if verify else None
+    for place, get in enumerate(gets):
+        assert get.record is not None
+        if checksums is None or checksums[place] == get.record.checksum:
+            get.item, get.stale = Item(Outcome.HIT, get.record.length_bytes), False
+        else:
+            state.counters.corrupt_values += 1
+            log.error("a value of %d octets does not match its checksum: given up", get.record.length_bytes)
+            get.item, get.stale = MISS, True
+
+
+def _remove_stale(state: State, gets: Sequence[Get]) -> Plan[None]:
+    gone = [get for get in gets if get.stale and get.item is MISS]
+    if not gone:
+        return
+    state.counters.stale_records += len(gone)
+    yield Remove([(get.name, get.octets) for get in gone])
+    for get in gone:
+        state.lost(get.name, get.octets)

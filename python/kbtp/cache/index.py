@@ -1,0 +1,59 @@
+"""The index behind the cache: what it has to offer, and which one a URL means."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from kbtp.address import SCHEME, Address
+from kbtp.cache.steps import IndexStep
+from kbtp.errors import ApiMisuse
+
+EMBEDDED_PORT_OFFSET = 1
+"""`kbtp serve --index` has its index on the port behind its own, so that `kbtp://HOST` names both."""
+
+
+class Index(Protocol):
+    """Each step is one round trip, or as many as its parts need; all of them have a deadline."""
+
+    def perform(self, step: IndexStep) -> Any:
+        """The reply that the step's class tells of. Raises `IndexUnavailable`."""
+
+    def close(self) -> None: ...
+
+
+class AsyncIndex(Protocol):
+    async def perform(self, step: IndexStep) -> Any:
+        """See `Index.perform`."""
+
+    async def close(self) -> None: ...
+
+
+def index_url(url: str) -> str:
+    """The URL of the index itself: `kbtp://HOST[:PORT]` means the one that `kbtp serve --index` has there."""
+    if urlsplit(url).scheme != SCHEME:
+        return url
+    address = Address.parse(url)
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return f"valkey://{host}:{address.port + EMBEDDED_PORT_OFFSET}"
+
+
+def open_index(url: str, timeout_s: float) -> Index:
+    """Opens none yet: an index that is not there is one that does not answer. Raises `ApiMisuse`."""
+    from kbtp.cache.valkey_index import ValkeyIndex
+
+    return ValkeyIndex(index_url(_checked(url)), timeout_s)
+
+
+def open_async_index(url: str, timeout_s: float) -> AsyncIndex:
+    from kbtp.cache.valkey_index import AsyncValkeyIndex
+
+    return AsyncValkeyIndex(index_url(_checked(url)), timeout_s)
+
+
+def _checked(url: str) -> str:
+    try:
+        import valkey  # noqa: F401
+    except ImportError:
+        raise ApiMisuse(f"{url}: the cache needs a client of the index: pip install 'kbtp[cache]'") from None
+    return url

@@ -1,0 +1,219 @@
+"""Sessions with the targets, for threads: opened when wanted, given up when lost, tried again after a while."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from kbtp import limits
+from kbtp.address import Address
+from kbtp.cache.announcement import Announcement
+from kbtp.cache.backoff import Backoff
+from kbtp.cache.checksum import checksum
+from kbtp.cache.outcomes import Counters
+from kbtp.cache.settings import CacheSettings
+from kbtp.cache.steps import AllocStore, Checksum, Free, Load, Open, Session, TargetStep
+from kbtp.errors import ApiMisuse, KbtpError, NoSpace
+from kbtp.initiator.batches import Results
+from kbtp.initiator.client import Client
+from kbtp.verbs.api import MemoryRegion, Rnic
+
+log = logging.getLogger("kbtp.cache")
+
+
+class Link:
+    """One target's address, and the session there is or was with it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.lock = threading.Lock()
+        self.backoff = Backoff()
+        self.client: Client | None = None
+        self.session: Session | None = None
+        self.regions: dict[int, MemoryRegion] = {}
+
+
+class Links:
+    """All targets of one cache."""
+
+    def __init__(self, settings: CacheSettings, owner: bytes, rnic: Rnic, counters: Counters) -> None:
+        self._settings = settings
+        self._configs = settings.session_configs(owner)
+        self._rnic = rnic
+        self._counters = counters
+        self._lock = threading.Lock()
+        self._links: dict[str, Link] = {}
+        self._buffers: dict[int, object] = {}
+        self._pool: ThreadPoolExecutor | None = None
+
+    # --- steps ---------------------------------------------------------------------------------
+
+    def perform(self, step: TargetStep) -> Any:
+        match step:
+            case Checksum():
+                return [checksum(pieces) for pieces in step.values]
+            case Open():
+                return {target.incarnation: self._session(target) for target in step.targets}
+            case Load():
+                return self._each(step.jobs, lambda inc, job: self._load(step.targets[inc], *job))
+            case AllocStore():
+                return self._each(step.jobs, lambda inc, job: self._in_session(inc, job[0], "alloc_store_many", job[1]))
+            case Free():
+                return self._each(step.jobs, lambda inc, job: self._in_session(inc, job[0], "free_many", job[1]))
+
+    def listed(self) -> list[Announcement]:
+        """The targets that the settings name, those of them that answer."""
+        found = []
+        for url in self._settings.targets or ():
+            client = self._opened(self._link(url))
+            if client is not None:
+                terms = client.terms
+                found.append(Announcement(terms.incarnation, url, terms.block_size_bytes, terms.pool_blocks))
+        return found
+
+    def _each(self, jobs: Any, run: Callable[[int, Any], Results | None]) -> dict[int, Results | None]:
+        """All targets at once, if there are several."""
+        if len(jobs) <= 1:
+            return {incarnation: run(incarnation, job) for incarnation, job in jobs.items()}
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(limits.CACHE_COPIES_MAX, thread_name_prefix="kbtp-cache")
+        running = {incarnation: self._pool.submit(run, incarnation, job) for incarnation, job in jobs.items()}
+        return {incarnation: future.result() for incarnation, future in running.items()}
+
+    def _session(self, target: Announcement) -> Session | None:
+        link = self._link(target.url)
+        client = self._opened(link)
+        return link.session if client is not None and client.incarnation == target.incarnation else None
+
+    def _load(self, target: Announcement, refs: Sequence[Any], views: Sequence[memoryview]) -> Results | None:
+        link = self._link(target.url)
+        client = self._opened(link)
+        if client is None or client.incarnation != target.incarnation:
+            return None
+        return self._run(link, client, partial(client.load_many, refs, views))
+
+    def _in_session(self, incarnation: int, number: int, method: str, argument: Sequence[Any]) -> Results | None:
+        with self._lock:
+            links = list(self._links.values())
+        for link in links:
+            client, session = link.client, link.session
+            if (
+                client is not None
+                and session is not None
+                and (client.incarnation, session.number)
+                == (
+                    incarnation,
+                    number,
+                )
+            ):
+                return self._run(link, client, partial(getattr(client, method), argument))
+        return None
+
+    def _run(self, link: Link, client: Client, call: Callable[[], Results]) -> Results:
+        results = call()
+        if client.closed:
+            self._lost(link, client)
+        return results
+
+    # --- sessions ------------------------------------------------------------------------------
+
+    def _link(self, url: str) -> Link:
+        with self._lock:
+            return self._links.setdefault(url, Link(url))
+
+    def _lost(self, link: Link, client: Client) -> None:
+        with link.lock:
+            if link.client is client:
+                link.client = None
+                link.backoff.failed(time.monotonic())
+                log.warning("%s: the session was lost", link.url)
+
+    def _opened(self, link: Link) -> Client | None:
+        """The session there is, or a new one; None if there is none to be had now."""
+        client = link.client
+        if client is not None and not client.closed:
+            return client
+        with link.lock:
+            if link.client is not None and not link.client.closed:
+                return link.client
+            link.client = None
+            if not link.backoff.may_try(time.monotonic()):
+                return None
+            try:
+                client = self._connect(link)
+            except KbtpError as error:
+                link.backoff.failed(time.monotonic())
+                log.warning("%s is not available: %s", link.url, error)
+                return None
+            link.backoff.worked()
+            link.client = client
+            return client
+
+    def _connect(self, link: Link) -> Client:
+        settings = self._settings
+        for last, config in enumerate(self._configs, start=1 - len(self._configs)):
+            try:
+                client = Client(
+                    Address.parse(link.url),
+                    config,
+                    self._rnic,
+                    timeout_s=settings.timeout_s,
+                    connect_timeout_s=settings.connect_timeout_s,
+                )
+                break
+            except NoSpace:
+                if last == 0:
+                    raise
+                log.warning("%s has no room for this writer: its values can be read, none put there", link.url)
+        terms = client.terms
+        with self._lock:
+            opened = self._counters.sessions.get(link.url, 0) + 1
+            self._counters.sessions[link.url] = opened
+            link.regions = {key: client.register(buffer) for key, buffer in self._buffers.items()}
+        link.session = Session.of(terms, opened, anonymous=config.initiator_id is None)
+        return client
+
+    # --- memory --------------------------------------------------------------------------------
+
+    def register(self, buffer: object) -> int:
+        """Have `buffer` registered in every session, also those to come; a number for `revoke`."""
+        with self._lock:
+            key = max(self._buffers, default=0) + 1
+            self._buffers[key] = buffer
+            links = list(self._links.values())
+        for link in links:
+            with link.lock:
+                client = link.client
+                if client is not None and not client.closed and key not in link.regions:
+                    try:
+                        link.regions[key] = client.register(buffer)
+                    except ApiMisuse:
+                        self.revoke(key)
+                        raise
+                    except KbtpError as error:
+                        log.warning("%s: a buffer is not registered: %s", link.url, error)
+        return key
+
+    def revoke(self, key: int) -> None:
+        with self._lock:
+            self._buffers.pop(key, None)
+            regions = [link.regions.pop(key, None) for link in self._links.values()]
+        for region in regions:
+            if region is not None:
+                region.revoke()
+
+    def close(self) -> None:
+        with self._lock:
+            links, self._links = list(self._links.values()), {}
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown()
+        for link in links:
+            if link.client is not None:
+                link.client.close()

@@ -1,0 +1,220 @@
+"""The plan of a put: look up, make room, store sealed blocks, publish (docs/cache.md, "A put, state by state")."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kbtp.cache.outcomes import NO_SPACE, UNAVAILABLE, Item, Outcome
+from kbtp.cache.placement import placement
+from kbtp.cache.record import BadRecord, Copy, Record, block_lengths
+from kbtp.cache.share import Held, Share
+from kbtp.cache.state import State
+from kbtp.cache.steps import AllocStore, Checksum, Entry, IndexUnavailable, Plan, Publish, Remove
+from kbtp.cache.upkeep import free_orphans, keep_up, make_room, open_shares
+from kbtp.errors import ApiMisuse
+from kbtp.initiator.operations import Result
+from kbtp.types import BlockRef, Status
+
+
+@dataclass(slots=True, eq=False)
+class Put:
+    """One value to store. `item` is None until it is known how it ends."""
+
+    name: bytes
+    view: memoryview
+    item: Item | None = None
+    owner: bytes = b""
+    """Of the value that is there already."""
+    shares: list[Share] = field(default_factory=list)
+    refs: dict[int, tuple[BlockRef, ...]] = field(default_factory=dict)
+    """By incarnation: the blocks of each copy that is whole."""
+    record: bytes = b""
+
+    def pieces(self, block_bytes: int) -> list[memoryview]:
+        return [self.view[at : at + block_bytes] for at in range(0, len(self.view), block_bytes)]
+
+
+@dataclass(frozen=True, slots=True)
+class PutOptions:
+    ttl_s: float | None = None
+    copies: int = 1
+
+
+def put_many(state: State, puts: Sequence[Put], options: PutOptions, now_s: float) -> Plan[None]:
+    """Every one of `puts` has its `item` when this is done."""
+    try:
+        yield from _look_up(state, [put for put in puts if put.item is None], now_s)
+        while open_puts := [put for put in puts if put.item is None]:
+            yield from _wave(state, open_puts, options, now_s)
+    except IndexUnavailable as error:
+        state.index_failed(error)
+    finally:
+        for put in puts:
+            put.item = put.item or UNAVAILABLE
+        _count(state, puts)
+    present = [put for put in puts if put.owner]
+    state.used([put.name for put in present], [put.owner for put in present])
+
+
+def _count(state: State, puts: Sequence[Put]) -> None:
+    outcomes = [put.item.outcome for put in puts if put.item is not None]
+    counters = state.counters
+    counters.stored += outcomes.count(Outcome.STORED)
+    counters.present += outcomes.count(Outcome.PRESENT)
+    counters.no_space += outcomes.count(Outcome.NO_SPACE)
+    counters.unavailable += outcomes.count(Outcome.UNAVAILABLE)
+    counters.bytes_stored += sum(len(p.view) for p in puts if p.item is not None and p.item.outcome is Outcome.STORED)
+
+
+def _look_up(state: State, puts: Sequence[Put], now_s: float) -> Plan[None]:
+    """Tell those that are there already; a record of a target that is not there any more makes way."""
+    looked = yield state.lookup([put.name for put in puts], collect=True)
+    state.saw_life(looked.life)
+    state.read_mail(looked.mail)
+    yield from keep_up(state, now_s)
+    gone: list[Entry] = []
+    for put, octets in zip(puts, looked.records, strict=True):
+        if octets is None:
+            continue
+        record = state.parsed(octets)
+        if record is not None and (not record.copies or any(one.incarnation in state.targets for one in record.copies)):
+            put.item, put.owner = Item(Outcome.PRESENT, record.length_bytes), record.owner
+        elif record is not None:
+            gone.append((put.name, octets))
+        else:
+            put.item = UNAVAILABLE  # what a later version put there is not ours to remove
+    if gone:
+        state.counters.stale_records += len(gone)
+        yield Remove(gone)
+        for name, octets in gone:
+            state.lost(name, octets)
+
+
+def _wave(state: State, puts: Sequence[Put], options: PutOptions, now_s: float) -> Plan[None]:
+    """Store and publish as many of `puts`, from the first on, as there can be room for at once."""
+    wave = yield from _choose(state, puts, options.copies)
+    by_share: dict[Share, list[Put]] = {}
+    for put in wave:
+        for share in put.shares:
+            by_share.setdefault(share, []).append(put)
+    for share, going in by_share.items():
+        if not (yield from make_room(state, share, sum(_blocks(put, share) for put in going), now_s)):
+            for put in going:  # not all at once: then as many as can be
+                if len(going) == 1 or not (yield from make_room(state, share, _blocks(put, share), now_s)):
+                    put.shares.remove(share)
+                    put.item = put.item if put.shares else NO_SPACE
+    wave = [put for put in wave if put.item is None]
+    if wave:
+        yield from _store(state, wave)
+        yield from _publish(state, [put for put in wave if put.item is None], options, now_s)
+
+
+def _choose(state: State, puts: Sequence[Put], copies: int) -> Plan[list[Put]]:
+    """The next puts that fit, each with the shares it goes to; the others have an item, or wait for the next wave."""
+    targets = [target for target in state.targets.values() if not target.draining]
+    orders = [placement(put.name, targets) for put in puts]
+    yield from open_shares(state, targets)
+    wave: list[Put] = []
+    taken: dict[Share, int] = {}
+    for put, order in zip(puts, orders, strict=True):
+        shares = [share for target in order if (share := state.shares.get(target.incarnation)) and share.settled]
+        fitting = [share for share in shares if _blocks(put, share) <= share.quota_blocks]
+        if not fitting and len(put.view):
+            put.item = NO_SPACE if shares else UNAVAILABLE
+            continue
+        # All copies are cut alike, so that one record describes them.
+        put.shares = [one for one in fitting if one.block_bytes == fitting[0].block_bytes][:copies] if put.view else []
+        if any(taken.get(share, 0) + _blocks(put, share) > share.quota_blocks for share in put.shares):
+            break
+        for share in put.shares:
+            taken[share] = taken.get(share, 0) + _blocks(put, share)
+        wave.append(put)
+    return wave
+
+
+def _blocks(put: Put, share: Share) -> int:
+    try:
+        return len(block_lengths(len(put.view), share.block_bytes))
+    except BadRecord:
+        return 1 << 62  # no pool is that large
+
+
+def _store(state: State, puts: Sequence[Put]) -> Plan[None]:
+    """Each of `puts` has blocks afterwards, or an item that says why not."""
+    jobs: dict[Share, list[Put]] = {}
+    for put in puts:
+        for share in put.shares:
+            jobs.setdefault(share, []).append(put)
+    replies = yield AllocStore(
+        {
+            share.incarnation: (
+                share.session.number if share.session else 0,
+                [piece for put in stored for piece in put.pieces(share.block_bytes)],
+            )
+            for share, stored in jobs.items()
+        }
+    )
+    for share, stored in jobs.items():
+        results = replies[share.incarnation]
+        if results is None:
+            state.counters.target_failures += 1
+            continue  # what was bound of it is found when the next session begins
+        at = 0
+        for put in stored:
+            end = at + _blocks(put, share)
+            _look_at(put, share, results[at:end])
+            at = end
+    for put in puts:
+        if put.shares and not put.refs and put.item is None:
+            put.item = UNAVAILABLE
+    yield from free_orphans(state)
+
+
+def _look_at(put: Put, share: Share, results: Sequence[Result]) -> None:
+    refs = tuple(result.ref for result in results if result.ok)
+    if len(refs) == len(results):
+        put.refs[share.incarnation] = refs
+        return
+    share.orphans.extend(refs)
+    share.release(sum(1 for result in results if result.status not in (Status.SUCCESS, None)))
+    failed = next(result for result in results if not result.ok)
+    if isinstance(failed.error, ApiMisuse):
+        put.item = Item(Outcome.INVALID, error=failed.error)
+        share.release(sum(1 for result in results if isinstance(result.error, ApiMisuse)))
+    elif failed.status is Status.NO_SPACE:
+        put.item = NO_SPACE
+
+
+def _publish(state: State, puts: Sequence[Put], options: PutOptions, now_s: float) -> Plan[None]:
+    try:
+        checksums = yield Checksum([[put.view] for put in puts])
+        for put, checksum in zip(puts, checksums, strict=True):
+            copies = tuple(Copy(incarnation, refs) for incarnation, refs in put.refs.items())
+            block_bytes = put.shares[0].block_bytes if put.shares else 1
+            put.record = Record(state.owner, len(put.view), checksum, block_bytes, copies).pack()
+        ttl_ms = None if options.ttl_s is None else max(1, round(options.ttl_s * 1000))
+        won = yield Publish([(put.name, put.record) for put in puts], ttl_ms)
+    except BaseException:
+        _give_up(state, puts)  # published or not: without its blocks the record is stale, and so a miss
+        raise
+    expires_at_s = None if options.ttl_s is None else now_s + options.ttl_s
+    for put, first in zip(puts, won, strict=True):
+        if first:
+            put.item = Item(Outcome.STORED, len(put.view))
+        else:
+            put.item = Item(Outcome.PRESENT, 0)
+            _give_up(state, [put])
+    for put in reversed(puts):  # the end of a prefix goes first
+        if put.item is not None and put.item.outcome is Outcome.STORED:
+            for incarnation, refs in put.refs.items():
+                share = state.shares[incarnation]
+                share.drop(put.name)  # what was there before has lost its record, else this one had not been first
+                share.hold(put.name, Held(put.record, refs, expires_at_s))
+    yield from free_orphans(state)
+
+
+def _give_up(state: State, puts: Sequence[Put]) -> None:
+    for put in puts:
+        for incarnation, refs in put.refs.items():
+            state.shares[incarnation].orphans.extend(refs)

@@ -1,0 +1,87 @@
+"""What the index holds under a name: which blocks a value is made of. Octets in, octets out.
+
+| octets | field |
+|---|---|
+| 1 | version |
+| 1 | number of copies |
+| 16 | owner: Initiator ID of the writer |
+| 8 | length of the value |
+| 4 | CRC32c of the value |
+| 4 | octets of each of its blocks but the last |
+| | for each copy: 8 incarnation of the target, then for each block 8 handle and 2 generation |
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+from kbtp.limits import BLOCK_SIZE_MAX_BYTES, CACHE_COPIES_MAX, CACHE_RECORD_MAX_BLOCKS, INITIATOR_ID_BYTES
+from kbtp.types import BlockRef
+
+_VERSION = 1
+_HEAD = struct.Struct(f">BB{INITIATOR_ID_BYTES}sQII")
+_INCARNATION = struct.Struct(">Q")
+_BLOCK = np.dtype([("handle", ">u8"), ("generation", ">u2")])
+
+
+class BadRecord(ValueError):
+    """Octets that are not a record this version can read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The blocks of a value on one target, in order."""
+
+    incarnation: int
+    refs: tuple[BlockRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A value whose blocks are all sealed."""
+
+    owner: bytes
+    length_bytes: int
+    checksum: int
+    block_bytes: int
+    copies: tuple[Copy, ...]
+
+    def pack(self) -> bytes:
+        parts = [_HEAD.pack(_VERSION, len(self.copies), self.owner, self.length_bytes, self.checksum, self.block_bytes)]
+        for copy in self.copies:
+            blocks = np.array([(ref.handle, ref.generation) for ref in copy.refs], _BLOCK)
+            parts += [_INCARNATION.pack(copy.incarnation), blocks.tobytes()]
+        return b"".join(parts)
+
+    @classmethod
+    def parse(cls, octets: bytes) -> Record:
+        """Raises `BadRecord`."""
+        if len(octets) < _HEAD.size:
+            raise BadRecord(f"record of {len(octets)} octets")
+        version, copy_count, owner, length_bytes, checksum, block_bytes = _HEAD.unpack_from(octets)
+        if version != _VERSION:
+            raise BadRecord(f"record version {version}; this is {_VERSION}")
+        if not 1 <= block_bytes <= BLOCK_SIZE_MAX_BYTES or copy_count > CACHE_COPIES_MAX:
+            raise BadRecord(f"{copy_count} copies in blocks of {block_bytes} octets")
+        lengths = block_lengths(length_bytes, block_bytes)
+        copy_bytes = _INCARNATION.size + len(lengths) * _BLOCK.itemsize
+        if len(octets) != _HEAD.size + copy_count * copy_bytes or bool(copy_count) != bool(lengths):
+            raise BadRecord(f"record of {len(octets)} octets for {copy_count} copies of {len(lengths)} blocks")
+        copies = []
+        for at in range(_HEAD.size, len(octets), copy_bytes):
+            (incarnation,) = _INCARNATION.unpack_from(octets, at)
+            blocks = np.frombuffer(octets, _BLOCK, len(lengths), at + _INCARNATION.size).tolist()
+            refs = tuple(BlockRef(handle, gen, length) for (handle, gen), length in zip(blocks, lengths, strict=True))
+            copies.append(Copy(incarnation, refs))
+        return cls(owner, length_bytes, checksum, block_bytes, tuple(copies))
+
+
+def block_lengths(length_bytes: int, block_bytes: int) -> list[int]:
+    """How a value is cut; none for one of no octets. Raises `BadRecord` for more than any pool has."""
+    full, rest = divmod(length_bytes, block_bytes)
+    if full >= CACHE_RECORD_MAX_BLOCKS:
+        raise BadRecord(f"value of {length_bytes} octets in blocks of {block_bytes}")
+    return [block_bytes] * full + ([rest] if rest else [])

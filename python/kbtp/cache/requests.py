@@ -1,0 +1,71 @@
+"""From keys and buffers of a caller to the items of a plan; what cannot work has its `INVALID` at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from kbtp.cache.get import Get
+from kbtp.cache.keys import Names
+from kbtp.cache.lookups import Named
+from kbtp.cache.outcomes import Item, Outcome
+from kbtp.cache.put import Put
+from kbtp.errors import ApiMisuse
+from kbtp.verbs.buffers import buffer_of
+
+_EMPTY = memoryview(b"")
+_T = TypeVar("_T", Get, Put)
+
+
+def gets_of(names: Names, keys: Sequence[object], into: Sequence[object]) -> list[Get]:
+    """Raises `ApiMisuse` if they are not equally many."""
+    return _paired(names, keys, into, Get, _writable)
+
+
+def puts_of(names: Names, keys: Sequence[object], values: Sequence[object]) -> list[Put]:
+    return _paired(names, keys, values, Put, octets_of)
+
+
+def named_of(names: Names, keys: Sequence[object]) -> list[Named]:
+    made = []
+    for key in keys:
+        try:
+            made.append(Named(names.of(key)))
+        except ApiMisuse as error:
+            made.append(Named(b"", Item(Outcome.INVALID, error=error)))
+    return made
+
+
+def octets_of(buffer: object) -> memoryview:
+    """The octets of a buffer, in place; also of one that has none. Raises `ApiMisuse`."""
+    try:
+        if memoryview(buffer).nbytes == 0:  # type: ignore[arg-type]
+            return _EMPTY
+    except (TypeError, ValueError, BufferError):
+        pass  # DLPack, or what `buffer_of` has something to say about
+    return buffer_of(buffer).view
+
+
+def _writable(buffer: object) -> memoryview:
+    view = octets_of(buffer)
+    if view.readonly and view.nbytes:
+        raise ApiMisuse(f"this {type(buffer).__name__} is read-only: a value cannot be loaded into it")
+    return view
+
+
+def _paired(
+    names: Names,
+    keys: Sequence[object],
+    buffers: Sequence[object],
+    make: Callable[[bytes, memoryview, Item | None], _T],
+    view_of: Callable[[object], memoryview],
+) -> list[_T]:
+    if len(keys) != len(buffers):
+        raise ApiMisuse(f"{len(keys)} keys, {len(buffers)} buffers: a batch needs equally many of each")
+    made = []
+    for key, buffer in zip(keys, buffers, strict=True):
+        try:
+            made.append(make(names.of(key), view_of(buffer), None))
+        except ApiMisuse as error:
+            made.append(make(b"", _EMPTY, Item(Outcome.INVALID, error=error)))
+    return made

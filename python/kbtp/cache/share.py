@@ -1,0 +1,161 @@
+"""What one writer holds on one target: its quota, its values, and the blocks it still has to free. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from kbtp.cache.eviction import Policy
+from kbtp.cache.steps import Session
+from kbtp.types import BlockRef, Handle
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A value of ours that was published."""
+
+    record: bytes
+    refs: tuple[BlockRef, ...]
+    expires_at_s: float | None = None
+
+
+class Share:
+    """The blocks of one identity on one target, as far as this process knows.
+
+    `used_blocks` counts every block from before it is asked for until its FREE has been answered, so that
+    the quota is never found out by being refused.
+    """
+
+    def __init__(self, incarnation: int, block_bytes: int, policy: Policy) -> None:
+        self.incarnation = incarnation
+        self.block_bytes = block_bytes
+        self.session: Session | None = None
+        self.settled = False
+        """What a former session may have left behind is dealt with; nothing is stored before."""
+        self.used_blocks = 0
+        self.orphans: list[BlockRef] = []
+        """Bound, without a record: to be freed."""
+        self._held: dict[bytes, Held] = {}
+        self._expiries: list[tuple[float, bytes]] = []
+        self._policy = policy
+
+    @property
+    def quota_blocks(self) -> int:
+        return self.session.quota_blocks if self.session else 0
+
+    @property
+    def room_blocks(self) -> int:
+        return self.quota_blocks - self.used_blocks
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._held
+
+    @property
+    def value_count(self) -> int:
+        return len(self._held)
+
+    def entries(self) -> list[tuple[bytes, Held]]:
+        return list(self._held.items())
+
+    # --- sessions ------------------------------------------------------------------------------
+
+    def opened(self, session: Session) -> None:
+        """A session began. Nothing of an identity that was not resumed is left (profile 3)."""
+        if self.session is not None and self.session.number == session.number:
+            return
+        self.session = session
+        self.settled = False
+        if not session.resumed:
+            for name in list(self._held):
+                self.forget(name)
+            self.orphans.clear()
+            self.used_blocks = 0
+
+    def unknown_handles(self) -> Iterator[Handle]:
+        """Every handle of the range that is not one of a value's: what a former session bound may be among them."""
+        assert self.session is not None
+        known = {ref.handle for held in self._held.values() for ref in held.refs}
+        first = self.session.first_handle
+        return (handle for handle in range(first, first + self.session.handle_count) if handle not in known)
+
+    @property
+    def held_blocks(self) -> int:
+        return sum(len(held.refs) for held in self._held.values())
+
+    def settle(self) -> None:
+        """All but the values' blocks have been freed."""
+        self.orphans.clear()
+        self.used_blocks = self.held_blocks
+        self.settled = True
+
+    # --- values --------------------------------------------------------------------------------
+
+    def hold(self, name: bytes, held: Held) -> None:
+        """A value has been published, or adopted; its blocks are counted as used already."""
+        self._held[name] = held
+        self._policy.add(name)
+        if held.expires_at_s is not None:
+            heappush(self._expiries, (held.expires_at_s, name))
+
+    def used(self, name: bytes) -> None:
+        self._policy.used(name)
+
+    def get(self, name: bytes) -> Held | None:
+        return self._held.get(name)
+
+    def forget(self, name: bytes) -> Held | None:
+        """The value has no record any more; its blocks are for whoever asks to free."""
+        self._policy.remove(name)
+        return self._held.pop(name, None)
+
+    def drop(self, name: bytes) -> None:
+        """The value has no record any more: its blocks are orphans."""
+        held = self.forget(name)
+        if held is not None:
+            self.orphans.extend(held.refs)
+
+    def victims(self, blocks: int, now_s: float) -> list[tuple[bytes, Held]]:
+        """Values to evict for `blocks` blocks, the expired first; still held, but no longer in the policy's order.
+
+        Each is to be followed by `drop`, or by `keep` where it cannot go.
+        """
+        chosen = self._expired(now_s)
+        freed = sum(len(held.refs) for _, held in chosen)
+        while freed < blocks:
+            name = self._policy.victim()
+            if name is None:
+                break
+            held = self._held[name]
+            chosen.append((name, held))
+            freed += len(held.refs)
+        return chosen
+
+    def _expired(self, now_s: float) -> list[tuple[bytes, Held]]:
+        found = []
+        while self._expiries and self._expiries[0][0] <= now_s:
+            expires_at_s, name = heappop(self._expiries)
+            held = self._held.get(name)
+            if held is not None and held.expires_at_s == expires_at_s:  # else it has made way for another
+                self._policy.remove(name)
+                found.append((name, held))
+        return found
+
+    def keep(self, names: Sequence[bytes]) -> None:
+        """These victims stay."""
+        for name in names:
+            if name in self._held:
+                self._policy.add(name)
+
+    # --- blocks --------------------------------------------------------------------------------
+
+    def reserve(self, blocks: int) -> None:
+        self.used_blocks += blocks
+
+    def release(self, blocks: int) -> None:
+        """Reserved or bound blocks that are free again."""
+        self.used_blocks = max(0, self.used_blocks - blocks)
+
+    def take_orphans(self) -> list[BlockRef]:
+        taken, self.orphans = self.orphans, []
+        return taken

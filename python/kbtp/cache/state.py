@@ -1,0 +1,139 @@
+"""What a cache knows between calls. Plans change it, and only between two of their steps."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kbtp import limits
+from kbtp.cache.announcement import Announcement
+from kbtp.cache.eviction import policy_named
+from kbtp.cache.outcomes import Counters
+from kbtp.cache.record import BadRecord, Record
+from kbtp.cache.share import Share
+from kbtp.cache.steps import IndexUnavailable, Lookup
+
+log = logging.getLogger("kbtp.cache")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a cache is: the writer's Initiator ID, and the fingerprint of the namespace."""
+
+    owner: bytes
+    fingerprint: bytes
+    writes: bool = True
+
+
+class State:
+    """Shares, known targets, what is to be told to other owners, and the counters."""
+
+    def __init__(self, identity: Identity, eviction: str) -> None:
+        policy_named(eviction)
+        self.identity = identity
+        self.counters = Counters()
+        self.shares: dict[int, Share] = {}
+        self.targets: dict[int, Announcement] = {}
+        self.targets_read_at_s = -math.inf
+        self.life: bytes | None = None
+        self.must_announce = False
+        """The index has lost our records."""
+        self._eviction = eviction
+        self._mail: dict[bytes, dict[bytes, None]] = {}
+        self._mail_count = 0
+
+    @property
+    def owner(self) -> bytes:
+        return self.identity.owner
+
+    def share_of(self, target: Announcement) -> Share:
+        share = self.shares.get(target.incarnation)
+        if share is None:
+            share = Share(target.incarnation, target.block_bytes, policy_named(self._eviction))
+            self.shares[target.incarnation] = share
+        return share
+
+    # --- the index -----------------------------------------------------------------------------
+
+    def lookup(self, names: Sequence[bytes], *, collect: bool = False) -> Lookup:
+        """The step, with what there is to tell."""
+        mail, self._mail, self._mail_count = self._mail, {}, 0
+        return Lookup(names, {owner: list(read) for owner, read in mail.items()}, self.owner if collect else None)
+
+    def saw_life(self, life: bytes) -> None:
+        if self.life is not None and life != self.life:
+            log.warning("the index has begun anew: what this writer holds is announced again")
+            self.must_announce = True
+        self.life = life
+
+    def index_failed(self, error: IndexUnavailable) -> None:
+        self.counters.index_failures += 1
+        log.warning("the index is not available: %s", error)
+
+    def parsed(self, octets: bytes) -> Record | None:
+        """None for what cannot be read: a later version's, or damaged."""
+        try:
+            return Record.parse(octets)
+        except BadRecord as error:
+            self.counters.bad_records += 1
+            log.warning("a record that cannot be read: %s", error)
+            return None
+
+    # --- targets -------------------------------------------------------------------------------
+
+    def targets_are_old(self, now_s: float) -> bool:
+        return now_s - self.targets_read_at_s > limits.CACHE_TARGETS_REFRESH_S
+
+    def saw_targets(self, targets: Iterable[Announcement], now_s: float) -> None:
+        seen = {target.incarnation: target for target in targets}
+        urls = {target.url for target in seen.values()}
+        for incarnation, former in self.targets.items():
+            if incarnation not in seen and former.url in urls:
+                self.shares.pop(incarnation, None)  # another life has begun there: nothing of this one is left
+        self.targets = seen
+        self.targets_read_at_s = now_s
+
+    # --- uses ----------------------------------------------------------------------------------
+
+    def used(self, names: Sequence[bytes], owners: Sequence[bytes]) -> None:
+        """Values were used together, in this order: their owners' policies hear of it, from the end (docs/cache.md)."""
+        for name, owner in zip(reversed(names), reversed(owners), strict=True):
+            if owner == self.owner:
+                for share in self.shares.values():
+                    share.used(name)
+            elif self._mail_count < limits.CACHE_MAIL_MAX:
+                self._mail_count += 1
+                self._mail.setdefault(owner, {})[name] = None
+
+    def read_mail(self, letters: Iterable[bytes]) -> None:
+        """What others have told: the name of a value they read, or of one whose record they removed."""
+        for letter in letters:
+            name, gone, record_hash = letter.partition(GONE)
+            for share in self.shares.values():
+                held = share.get(name)
+                if held is not None and gone and record_hash == _record_hash(held.record):
+                    share.drop(name)
+                elif not gone:
+                    share.used(name)
+
+    def lost(self, name: bytes, record: bytes) -> None:
+        """This record is gone: if it was ours, its blocks are to be freed, all copies of them."""
+        for share in self.shares.values():
+            held = share.get(name)
+            if held is not None and held.record == record:
+                share.drop(name)
+
+
+GONE = b" gone "
+
+
+def gone_letter(name: bytes, record: bytes) -> bytes:
+    """Tells the owner of `record` that it has been removed; another one under that name meanwhile is not meant."""
+    return name + GONE + _record_hash(record)
+
+
+def _record_hash(record: bytes) -> bytes:
+    return hashlib.blake2b(record, digest_size=8).hexdigest().encode()

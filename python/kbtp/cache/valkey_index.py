@@ -1,0 +1,248 @@
+"""An index in Valkey or Redis, single, behind Sentinel or clustered, by way of the package `valkey`.
+
+| URL | what |
+|---|---|
+| `valkey://[[USER]:PASSWORD@]HOST[:PORT]` | one server; `valkeys://` with TLS, `unix://PATH`; `redis` is `valkey` |
+| `valkey+sentinel://HOST:PORT[,HOST:PORT]/SERVICE` | the primary that these Sentinels name |
+| `valkey+cluster://HOST:PORT` | the cluster that this node belongs to |
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import valkey
+import valkey.asyncio
+import valkey.asyncio.cluster
+import valkey.asyncio.sentinel
+import valkey.cluster
+import valkey.sentinel
+
+from kbtp import limits
+from kbtp.cache.backoff import Backoff
+from kbtp.cache.commands import Command, exchange
+from kbtp.cache.steps import IndexStep, IndexUnavailable
+from kbtp.errors import ApiMisuse
+
+_SENTINEL_PORT = 26379
+_SCHEMES = ("valkey", "valkeys", "redis", "rediss", "unix")
+# What a pipeline of the cluster client refuses, or sends to one node only: these go by themselves.
+_ALONE_IN_CLUSTER = frozenset(("MGET", "EVAL", "SCAN"))
+_FAILURES = (valkey.ValkeyError, OSError)
+
+
+class _Opened:
+    """Which client a URL means. Raises `ApiMisuse`."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        options: dict[str, Any] = {
+            "socket_timeout": timeout_s,
+            "socket_connect_timeout": min(timeout_s, limits.CACHE_CONNECT_TIMEOUT_S),
+        }
+        scheme, _, kind = urlsplit(url).scheme.partition("+")
+        if scheme not in _SCHEMES or kind not in ("", "sentinel", "cluster"):
+            raise ApiMisuse(
+                f"{url!r} names no index: expected valkey://HOST[:PORT], or kbtp://HOST of `kbtp serve --index`"
+            )
+        rest = url.partition("://")[2]
+        self.url = f"{scheme.replace('redis', 'valkey')}://{rest}"
+        self.options = options
+        self.kind = kind
+        self.sentinels: list[tuple[str, int]] = []
+        self.service = ""
+        if kind == "sentinel":
+            hosts, _, self.service = rest.partition("/")
+            for host in hosts.split(","):
+                parts = urlsplit(f"//{host}")
+                self.sentinels.append((parts.hostname or "", parts.port or _SENTINEL_PORT))
+            if not self.service or not all(host for host, _ in self.sentinels):
+                raise ApiMisuse(f"{url!r}: expected valkey+sentinel://HOST:PORT[,HOST:PORT]/SERVICE")
+
+
+class _Guard:
+    """Whether to ask an index that has failed."""
+
+    def __init__(self) -> None:
+        self._backoff = Backoff()
+        self._lock = threading.Lock()
+        self._why = ""
+
+    def check(self) -> None:
+        with self._lock:
+            if not self._backoff.may_try(time.monotonic()):
+                raise IndexUnavailable(f"it is not asked again yet ({self._why})")
+
+    def failed(self, error: Exception) -> IndexUnavailable:
+        with self._lock:
+            self._why = str(error) or type(error).__name__
+            self._backoff.failed(time.monotonic())
+        return IndexUnavailable(self._why)
+
+    def worked(self) -> None:
+        with self._lock:
+            self._backoff.worked()
+
+
+class ValkeyIndex:
+    """Threads may share it."""
+
+    def __init__(self, url: str, timeout_s: float = limits.CACHE_TIMEOUT_S) -> None:
+        self._opened = _Opened(url, timeout_s)
+        self._guard = _Guard()
+        self._client: Any = None
+
+    def perform(self, step: IndexStep) -> Any:
+        self._guard.check()
+        try:
+            try:
+                reply = self._perform(step)
+            except valkey.ConnectionError:  # one that the server has closed meanwhile: every step may be done twice
+                reply = self._perform(step)
+        except _FAILURES as error:
+            raise self._guard.failed(error) from error
+        self._guard.worked()
+        return reply
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+    def _perform(self, step: IndexStep) -> Any:
+        if self._client is None:
+            self._client = self._connect()
+        plan = exchange(step)
+        try:
+            commands = next(plan)
+            while True:
+                commands = plan.send(self._send(commands))
+        except StopIteration as done:
+            return done.value
+
+    def _connect(self) -> Any:
+        opened = self._opened
+        if opened.kind == "cluster":
+            return valkey.cluster.ValkeyCluster.from_url(opened.url, **opened.options)  # type: ignore[no-untyped-call]
+        if opened.kind == "sentinel":
+            sentinel: Any = valkey.sentinel.Sentinel(opened.sentinels, **opened.options)  # type: ignore[no-untyped-call]
+            return sentinel.master_for(opened.service, **opened.options)
+        return valkey.Valkey.from_url(opened.url, **opened.options)
+
+    def _send(self, commands: Sequence[Command]) -> list[Any]:
+        client = self._client
+        if self._opened.kind == "cluster":
+            return _in_cluster(client, commands)
+        if len(commands) == 1:
+            return [client.execute_command(*commands[0])]
+        pipeline = client.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        replies: list[Any] = pipeline.execute()
+        return replies
+
+
+def _in_cluster(client: Any, commands: Sequence[Command]) -> list[Any]:
+    replies: list[Any] = [None] * len(commands)
+    together = [place for place, command in enumerate(commands) if command[0] not in _ALONE_IN_CLUSTER]
+    if together:
+        pipeline = client.pipeline()
+        for place in together:
+            pipeline.execute_command(*commands[place])
+        for place, reply in zip(together, pipeline.execute(), strict=True):
+            replies[place] = reply
+    for place, command in enumerate(commands):
+        if command[0] == "MGET":
+            replies[place] = client.mget_nonatomic(command[1:])
+        elif command[0] == "SCAN":
+            replies[place] = 0, list(client.scan_iter(match=command[3], count=command[5]))
+        elif command[0] == "EVAL":
+            replies[place] = _by_slot(command, client.execute_command)
+    return replies
+
+
+def _by_slot(command: Command, execute: Callable[..., Any]) -> Any:
+    """A script on the keys of many names, once for each: no two of them need be on one node."""
+    eval_, script, key_count, *rest = command
+    keys, arguments = rest[:key_count], rest[key_count:]
+    if key_count <= 2:
+        return execute(*command)
+    first, records = arguments[0], arguments[1:]
+    return [
+        execute(eval_, script, 2, keys[2 * place], keys[2 * place + 1], first, record)[0]
+        for place, record in enumerate(records)
+    ]
+
+
+class AsyncValkeyIndex:
+    """For one event loop."""
+
+    def __init__(self, url: str, timeout_s: float = limits.CACHE_TIMEOUT_S) -> None:
+        self._opened = _Opened(url, timeout_s)
+        self._guard = _Guard()
+        self._client: Any = None
+
+    async def perform(self, step: IndexStep) -> Any:
+        self._guard.check()
+        try:
+            try:
+                reply = await self._perform(step)
+            except valkey.ConnectionError:  # see `ValkeyIndex.perform`
+                reply = await self._perform(step)
+        except _FAILURES as error:
+            raise self._guard.failed(error) from error
+        self._guard.worked()
+        return reply
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def _perform(self, step: IndexStep) -> Any:
+        if self._client is None:
+            self._client = self._connect()
+        plan = exchange(step)
+        try:
+            commands = next(plan)
+            while True:
+                commands = plan.send(await self._send(commands))
+        except StopIteration as done:
+            return done.value
+
+    def _connect(self) -> Any:
+        opened = self._opened
+        if opened.kind == "cluster":
+            return valkey.asyncio.cluster.ValkeyCluster.from_url(opened.url, **opened.options)
+        if opened.kind == "sentinel":
+            sentinel: Any = valkey.asyncio.sentinel.Sentinel(opened.sentinels, **opened.options)  # type: ignore[no-untyped-call]
+            return sentinel.master_for(opened.service, **opened.options)
+        return valkey.asyncio.Valkey.from_url(opened.url, **opened.options)
+
+    async def _send(self, commands: Sequence[Command]) -> list[Any]:
+        client = self._client
+        if self._opened.kind == "cluster":
+            return [await self._one_in_cluster(command) for command in commands]
+        if len(commands) == 1:
+            return [await client.execute_command(*commands[0])]
+        pipeline = client.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        replies: list[Any] = await pipeline.execute()
+        return replies
+
+    async def _one_in_cluster(self, command: Command) -> Any:
+        client = self._client
+        if command[0] == "MGET":
+            return await client.mget_nonatomic(command[1:])
+        if command[0] == "SCAN":
+            return 0, [key async for key in client.scan_iter(match=command[3], count=command[5])]
+        if command[0] != "EVAL" or command[2] <= 2:
+            return await client.execute_command(*command)
+        eval_, script, key_count, *rest = command
+        keys, first, records = rest[:key_count], rest[key_count], rest[key_count + 1 :]
+        return [
+            (await client.execute_command(eval_, script, 2, keys[2 * at], keys[2 * at + 1], first, record))[0]
+            for at, record in enumerate(records)
+        ]
