@@ -1,8 +1,8 @@
 """Which eviction policy keeps more of what request traces ask for: `python -m bench.eviction TRACE...`.
 
-A trace has a JSON object a line, of which `hash_ids` are the blocks of a request in order, as in the traces published with
-the Mooncake paper (FAST 2025). A request reads the longest prefix that is there and puts the rest; what counts is the part of
-all block references that was read.
+A trace has a JSON object a line, of which `hash_ids` are the blocks of a request in order, as in the traces published
+with the Mooncake paper (FAST 2025). A request reads the longest prefix that is there and puts the rest; what counts is
+the part of all block references that was read.
 """
 
 from __future__ import annotations

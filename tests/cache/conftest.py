@@ -33,11 +33,11 @@ class Clock:
 class WatchedServer(Server):
     """A target that a test can wait for."""
 
-    def __init__(self, **config: Any) -> None:
+    def __init__(self, *, port: int = 0, **config: Any) -> None:
         defaults = {"block_size_bytes": BLOCK_BYTES, "pool_blocks": 16, "quota": 4}
         super().__init__(TargetConfig(**{**defaults, **config}), open_rnic())
         self.changed = threading.Condition()
-        self.url = str(self.listen(port=0))
+        self.url = str(self.listen(port=port))
 
     def _step(self, until_s: float = float("inf")) -> None:
         super()._step(until_s)

@@ -321,8 +321,8 @@ def test_a_batch_is_used_from_its_end(cache: Cache) -> None:
     assert cache.longest_prefix([b"0", b"1", b"2", b"3"]) == 3
 
 
-def test_the_expired_go_first(cache: Cache, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kbtp.cache.cache.time.monotonic", clock)
+def test_the_expired_go_first(open_cache: OpenCache, clock: Clock) -> None:
+    cache = open_cache(clock=clock)
     cache.put_many([b"old", b"older"], [bytes(BLOCK_BYTES)] * 2)
     cache.put(b"short", bytes(BLOCK_BYTES), ttl_s=5)
     cache.put(b"new", bytes(BLOCK_BYTES))

@@ -13,7 +13,9 @@ from kbtp.cache.eviction import POLICIES, Lru, Policy, S3Fifo, policy_named
 from kbtp.errors import ApiMisuse
 
 NAMES = [b"%d" % number for number in range(8)]
-OPERATIONS = st.lists(st.tuples(st.sampled_from(["add", "used", "remove", "victim"]), st.sampled_from(NAMES)), max_size=60)
+OPERATIONS = st.lists(
+    st.tuples(st.sampled_from(["add", "used", "remove", "victim"]), st.sampled_from(NAMES)), max_size=60
+)
 
 
 @given(OPERATIONS)
@@ -34,7 +36,9 @@ def test_lru_is_its_definition(operations: list[tuple[str, bytes]]) -> None:
 
 @pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)
 @given(operations=OPERATIONS)
-def test_every_policy_gives_each_name_back_once(make: Callable[[], Policy], operations: list[tuple[str, bytes]]) -> None:
+def test_every_policy_gives_each_name_back_once(
+    make: Callable[[], Policy], operations: list[tuple[str, bytes]]
+) -> None:
     policy, held = make(), set()
     for operation, name in operations:
         if operation == "victim":

@@ -26,7 +26,9 @@ def test_names_have_one_length_and_one_hash_tag(key: bytes, namespace: bytes) ->
     assert name.count(b"{") == name.count(b"}") == 1
 
 
-@given(st.binary(max_size=8), st.binary(min_size=1, max_size=8), st.binary(max_size=8), st.binary(min_size=1, max_size=8))
+@given(
+    st.binary(max_size=8), st.binary(min_size=1, max_size=8), st.binary(max_size=8), st.binary(min_size=1, max_size=8)
+)
 def test_namespace_and_key_never_run_together(one: bytes, key: bytes, other: bytes, other_key: bytes) -> None:
     same = Names(one).of(key) == Names(other).of(other_key)
     assert same == ((one, key) == (other, other_key))
@@ -40,7 +42,12 @@ def test_any_buffer_of_the_same_octets_is_the_same_key() -> None:
 
 @pytest.mark.parametrize(
     ("key", "why"),
-    [(b"", "key of 0 octets: 1 to 65536"), (bytes(65537), "key of 65537 octets"), ("text", "encode text first"), (7, "got int")],
+    [
+        (b"", "key of 0 octets: 1 to 65536"),
+        (bytes(65537), "key of 65537 octets"),
+        ("text", "encode text first"),
+        (7, "got int"),
+    ],
 )
 def test_what_is_no_key_is_refused(key: object, why: str) -> None:
     with pytest.raises(ApiMisuse, match=why):

@@ -14,7 +14,10 @@ RECORD = Record(
     length_bytes=100,
     checksum=0xDEADBEEF,
     block_bytes=64,
-    copies=(Copy(7, (BlockRef(1, 2, 64), BlockRef(2**64 - 1, 65535, 36))), Copy(8, (BlockRef(3, 4, 64), BlockRef(5, 6, 36)))),
+    copies=(
+        Copy(7, (BlockRef(1, 2, 64), BlockRef(2**64 - 1, 65535, 36))),
+        Copy(8, (BlockRef(3, 4, 64), BlockRef(5, 6, 36))),
+    ),
 )
 
 
@@ -28,7 +31,11 @@ def records(draw: st.DrawFn) -> Record:
     )
     copies = draw(st.lists(st.builds(Copy, st.integers(0, 2**64 - 1), refs), min_size=1, max_size=3)) if lengths else []
     return Record(
-        draw(st.binary(min_size=16, max_size=16)), length_bytes, draw(st.integers(0, 2**32 - 1)), block_bytes, tuple(copies)
+        draw(st.binary(min_size=16, max_size=16)),
+        length_bytes,
+        draw(st.integers(0, 2**32 - 1)),
+        block_bytes,
+        tuple(copies),
     )
 
 

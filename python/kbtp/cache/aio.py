@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -28,7 +29,7 @@ _T = TypeVar("_T")
 class AsyncCache:
     """A cache for one event loop; many tasks may share it. The methods are those of `Cache`, awaited.
 
-    A call that is cancelled ends when the step it is in has ended, within `timeout_s`.
+    A call that is cancelled ends when what it was about has ended, each step of which has `timeout_s`.
     """
 
     def __init__(
@@ -37,14 +38,16 @@ class AsyncCache:
         settings: CacheSettings | None = None,
         *,
         rnic: Rnic | None = None,
+        clock: Callable[[], float] = time.monotonic,
         **options: Any,
     ) -> None:
         """See `Cache`."""
         self._settings = settings or CacheSettings(**options)
+        self._now_s = clock
         self._names = self._settings.names()
         self._state = self._settings.state()
         self._index = open_async_index(index, self._settings.timeout_s) if isinstance(index, str) else index
-        self._links = AsyncLinks(self._settings, self._state.owner, rnic or open_rnic(), self._state.counters)
+        self._links = AsyncLinks(self._settings, self._state, rnic or open_rnic(), clock)
 
     # --- single forms --------------------------------------------------------------------------
 
@@ -73,19 +76,19 @@ class AsyncCache:
         """See `Cache.put_many`."""
         self._settings.check_writes()
         puts = puts_of(self._names, keys, values)
-        await self._run(put_many(self._state, puts, self._settings.put_options(ttl_s), time.monotonic()))
+        await self._run(put_many(self._state, puts, self._settings.put_options(ttl_s), self._now_s()))
         return [ended(put.item) for put in puts]
 
     async def get_many_into(self, keys: Sequence[bytes], into: Sequence[object], *, verify: bool = True) -> list[Item]:
         """See `Cache.get_many_into`."""
         gets = gets_of(self._names, keys, into)
-        await self._run(get_many(self._state, gets, verify=verify, now_s=time.monotonic()))
+        await self._run(get_many(self._state, gets, verify=verify, now_s=self._now_s()))
         return [ended(get.item) for get in gets]
 
     async def contains_many(self, keys: Sequence[bytes]) -> list[Item]:
         """See `Cache.contains_many`."""
         named = named_of(self._names, keys)
-        await self._run(contains_many(self._state, named, time.monotonic()))
+        await self._run(contains_many(self._state, named, self._now_s()))
         return [ended(one.item) for one in named]
 
     async def longest_prefix(self, keys: Sequence[bytes]) -> int:
@@ -149,6 +152,19 @@ class AsyncCache:
     # --- running plans -------------------------------------------------------------------------
 
     async def _run(self, plan: Plan[_T]) -> _T:
+        """To its end, also when it is cancelled: blocks that were stored are published or freed, buffers left alone."""
+        running = asyncio.ensure_future(self._run_plan(plan))
+        cancelled: asyncio.CancelledError | None = None
+        while not running.done():
+            try:
+                await asyncio.shield(running)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+        return running.result()
+
+    async def _run_plan(self, plan: Plan[_T]) -> _T:
         """Between two steps nothing else runs, so a plan changes what the cache knows undisturbed."""
         reply: Any = None
         error: IndexUnavailable | None = None
@@ -163,9 +179,6 @@ class AsyncCache:
                 reply = await self._perform(step)
             except IndexUnavailable as unavailable:
                 error = unavailable
-            except BaseException as interruption:
-                plan.throw(interruption)
-                raise
 
     async def _perform(self, step: Step) -> Any:
         if isinstance(step, TARGET_STEPS):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,8 +11,8 @@ from kbtp.address import Address
 from kbtp.cache.announcement import Announcement
 from kbtp.cache.backoff import Backoff
 from kbtp.cache.checksum import checksum
-from kbtp.cache.outcomes import Counters
 from kbtp.cache.settings import CacheSettings
+from kbtp.cache.state import State
 from kbtp.cache.steps import AllocStore, Checksum, Free, Load, Open, Session, TargetStep
 from kbtp.errors import ApiMisuse, KbtpError, NoSpace
 from kbtp.initiator.aio import AsyncClient
@@ -33,17 +32,20 @@ class AsyncLink:
         self.backoff = Backoff()
         self.client: AsyncClient | None = None
         self.session: Session | None = None
+        self.not_there: int | None = None
+        """An incarnation that was announced for this address, and was not what answered there."""
         self.regions: dict[int, MemoryRegion] = {}
 
 
 class AsyncLinks:
     """All targets of one cache, for one event loop."""
 
-    def __init__(self, settings: CacheSettings, owner: bytes, rnic: Rnic, counters: Counters) -> None:
+    def __init__(self, settings: CacheSettings, state: State, rnic: Rnic, now_s: Callable[[], float]) -> None:
         self._settings = settings
-        self._configs = settings.session_configs(owner)
+        self._configs = settings.session_configs(state.owner)
         self._rnic = rnic
-        self._counters = counters
+        self._counters = state.counters
+        self._now_s = now_s
         self._links: dict[str, AsyncLink] = {}
         self._buffers: dict[int, object] = {}
 
@@ -75,15 +77,15 @@ class AsyncLinks:
 
     async def _session(self, target: Announcement) -> Session | None:
         link = self._link(target.url)
-        client = await self._opened(link)
-        return link.session if client is not None and client.incarnation == target.incarnation else None
+        client = await self._with(link, target)
+        return link.session if client is not None else None
 
     async def _load(
         self, target: Announcement, refs: Sequence[BlockRef], views: Sequence[memoryview]
     ) -> Results | None:
         link = self._link(target.url)
-        client = await self._opened(link)
-        if client is None or client.incarnation != target.incarnation:
+        client = await self._with(link, target)
+        if client is None:
             return None
         return self._after(link, client, await client.load_many(refs, views))
 
@@ -111,7 +113,7 @@ class AsyncLinks:
     def _after(self, link: AsyncLink, client: AsyncClient, results: Results) -> Results:
         if client.closed and link.client is client:
             link.client = None
-            link.backoff.failed(time.monotonic())
+            link.backoff.failed(self._now_s())
             log.warning("%s: the session was lost", link.url)
         return results
 
@@ -120,18 +122,28 @@ class AsyncLinks:
     def _link(self, url: str) -> AsyncLink:
         return self._links.setdefault(url, AsyncLink(url))
 
+    async def _with(self, link: AsyncLink, target: Announcement) -> AsyncClient | None:
+        """A session with this very life of the target: one with an earlier life need not have noticed its end yet."""
+        client = await self._opened(link)
+        if client is not None and target.incarnation not in (client.incarnation, link.not_there):
+            await client.close()
+            client = await self._opened(link)
+            if client is not None and client.incarnation != target.incarnation:
+                link.not_there = target.incarnation
+        return client if client is not None and client.incarnation == target.incarnation else None
+
     async def _opened(self, link: AsyncLink) -> AsyncClient | None:
         """The session there is, or a new one; None if there is none to be had now."""
         async with link.lock:
             if link.client is not None and not link.client.closed:
                 return link.client
             link.client = None
-            if not link.backoff.may_try(time.monotonic()):
+            if not link.backoff.may_try(self._now_s()):
                 return None
             try:
                 link.client = await self._connect(link)
             except KbtpError as error:
-                link.backoff.failed(time.monotonic())
+                link.backoff.failed(self._now_s())
                 log.warning("%s is not available: %s", link.url, error)
                 return None
             link.backoff.worked()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
@@ -51,15 +51,22 @@ class Cache:
     """
 
     def __init__(
-        self, index: str | Index, settings: CacheSettings | None = None, *, rnic: Rnic | None = None, **options: Any
+        self,
+        index: str | Index,
+        settings: CacheSettings | None = None,
+        *,
+        rnic: Rnic | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        **options: Any,
     ) -> None:
         """`index`: its URL, or that of a target with `kbtp serve --index` beside it. `options` are those of
-        `CacheSettings`. Nothing is connected yet."""
+        `CacheSettings`; `clock` is what backoff and expiry go by. Nothing is connected yet."""
         self._settings = settings or CacheSettings(**options)
+        self._now_s = clock
         self._names = self._settings.names()
         self._state = self._settings.state()
         self._index = open_index(index, self._settings.timeout_s) if isinstance(index, str) else index
-        self._links = Links(self._settings, self._state.owner, rnic or open_rnic(), self._state.counters)
+        self._links = Links(self._settings, self._state, rnic or open_rnic(), clock)
         self._lock = threading.Lock()
 
     # --- single forms --------------------------------------------------------------------------
@@ -87,19 +94,19 @@ class Cache:
         """Store each of `values`; they are as if used one after the other from the last to the first."""
         self._settings.check_writes()
         puts = puts_of(self._names, keys, values)
-        self._run(put_many(self._state, puts, self._settings.put_options(ttl_s), time.monotonic()))
+        self._run(put_many(self._state, puts, self._settings.put_options(ttl_s), self._now_s()))
         return [ended(put.item) for put in puts]
 
     def get_many_into(self, keys: Sequence[bytes], into: Sequence[object], *, verify: bool = True) -> list[Item]:
         """Load each value to the start of the buffer at its place; `Item.length_bytes` are the octets of each."""
         gets = gets_of(self._names, keys, into)
-        self._run(get_many(self._state, gets, verify=verify, now_s=time.monotonic()))
+        self._run(get_many(self._state, gets, verify=verify, now_s=self._now_s()))
         return [ended(get.item) for get in gets]
 
     def contains_many(self, keys: Sequence[bytes]) -> list[Item]:
         """HIT with its length for each value that the index knows of, on a target that lives."""
         named = named_of(self._names, keys)
-        self._run(contains_many(self._state, named, time.monotonic()))
+        self._run(contains_many(self._state, named, self._now_s()))
         return [ended(one.item) for one in named]
 
     def longest_prefix(self, keys: Sequence[bytes]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,8 +14,8 @@ from kbtp.address import Address
 from kbtp.cache.announcement import Announcement
 from kbtp.cache.backoff import Backoff
 from kbtp.cache.checksum import checksum
-from kbtp.cache.outcomes import Counters
 from kbtp.cache.settings import CacheSettings
+from kbtp.cache.state import State
 from kbtp.cache.steps import AllocStore, Checksum, Free, Load, Open, Session, TargetStep
 from kbtp.errors import ApiMisuse, KbtpError, NoSpace
 from kbtp.initiator.batches import Results
@@ -35,17 +34,20 @@ class Link:
         self.backoff = Backoff()
         self.client: Client | None = None
         self.session: Session | None = None
+        self.not_there: int | None = None
+        """An incarnation that was announced for this address, and was not what answered there."""
         self.regions: dict[int, MemoryRegion] = {}
 
 
 class Links:
     """All targets of one cache."""
 
-    def __init__(self, settings: CacheSettings, owner: bytes, rnic: Rnic, counters: Counters) -> None:
+    def __init__(self, settings: CacheSettings, state: State, rnic: Rnic, now_s: Callable[[], float]) -> None:
         self._settings = settings
-        self._configs = settings.session_configs(owner)
+        self._configs = settings.session_configs(state.owner)
         self._rnic = rnic
-        self._counters = counters
+        self._counters = state.counters
+        self._now_s = now_s
         self._lock = threading.Lock()
         self._links: dict[str, Link] = {}
         self._buffers: dict[int, object] = {}
@@ -88,13 +90,13 @@ class Links:
 
     def _session(self, target: Announcement) -> Session | None:
         link = self._link(target.url)
-        client = self._opened(link)
-        return link.session if client is not None and client.incarnation == target.incarnation else None
+        client = self._with(link, target)
+        return link.session if client is not None else None
 
     def _load(self, target: Announcement, refs: Sequence[Any], views: Sequence[memoryview]) -> Results | None:
         link = self._link(target.url)
-        client = self._opened(link)
-        if client is None or client.incarnation != target.incarnation:
+        client = self._with(link, target)
+        if client is None:
             return None
         return self._run(link, client, partial(client.load_many, refs, views))
 
@@ -131,8 +133,18 @@ class Links:
         with link.lock:
             if link.client is client:
                 link.client = None
-                link.backoff.failed(time.monotonic())
+                link.backoff.failed(self._now_s())
                 log.warning("%s: the session was lost", link.url)
+
+    def _with(self, link: Link, target: Announcement) -> Client | None:
+        """A session with this very life of the target: one with an earlier life need not have noticed its end yet."""
+        client = self._opened(link)
+        if client is not None and target.incarnation not in (client.incarnation, link.not_there):
+            client.close()
+            client = self._opened(link)
+            if client is not None and client.incarnation != target.incarnation:
+                link.not_there = target.incarnation
+        return client if client is not None and client.incarnation == target.incarnation else None
 
     def _opened(self, link: Link) -> Client | None:
         """The session there is, or a new one; None if there is none to be had now."""
@@ -143,12 +155,12 @@ class Links:
             if link.client is not None and not link.client.closed:
                 return link.client
             link.client = None
-            if not link.backoff.may_try(time.monotonic()):
+            if not link.backoff.may_try(self._now_s()):
                 return None
             try:
                 client = self._connect(link)
             except KbtpError as error:
-                link.backoff.failed(time.monotonic())
+                link.backoff.failed(self._now_s())
                 log.warning("%s is not available: %s", link.url, error)
                 return None
             link.backoff.worked()

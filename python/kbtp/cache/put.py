@@ -11,7 +11,7 @@ from kbtp.cache.record import BadRecord, Copy, Record, block_lengths
 from kbtp.cache.share import Held, Share
 from kbtp.cache.state import State
 from kbtp.cache.steps import AllocStore, Checksum, Entry, IndexUnavailable, Plan, Publish, Remove
-from kbtp.cache.upkeep import free_orphans, keep_up, make_room, open_shares
+from kbtp.cache.upkeep import free_orphans, keep_up, make_room, open_shares, remove_unsure
 from kbtp.errors import ApiMisuse
 from kbtp.initiator.operations import Result
 from kbtp.types import BlockRef, Status
@@ -69,6 +69,7 @@ def _count(state: State, puts: Sequence[Put]) -> None:
 
 def _look_up(state: State, puts: Sequence[Put], now_s: float) -> Plan[None]:
     """Tell those that are there already; a record of a target that is not there any more makes way."""
+    yield from remove_unsure(state)
     looked = yield state.lookup([put.name for put in puts], collect=True)
     state.saw_life(looked.life)
     state.read_mail(looked.mail)
@@ -196,6 +197,7 @@ def _publish(state: State, puts: Sequence[Put], options: PutOptions, now_s: floa
         ttl_ms = None if options.ttl_s is None else max(1, round(options.ttl_s * 1000))
         won = yield Publish([(put.name, put.record) for put in puts], ttl_ms)
     except BaseException:
+        state.unsure += [(put.name, put.record) for put in puts if put.record]
         _give_up(state, puts)  # published or not: without its blocks the record is stale, and so a miss
         raise
     expires_at_s = None if options.ttl_s is None else now_s + options.ttl_s

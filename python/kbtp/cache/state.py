@@ -14,7 +14,7 @@ from kbtp.cache.eviction import policy_named
 from kbtp.cache.outcomes import Counters
 from kbtp.cache.record import BadRecord, Record
 from kbtp.cache.share import Share
-from kbtp.cache.steps import IndexUnavailable, Lookup
+from kbtp.cache.steps import Entry, IndexUnavailable, Lookup
 
 log = logging.getLogger("kbtp.cache")
 
@@ -41,6 +41,8 @@ class State:
         self.life: bytes | None = None
         self.must_announce = False
         """The index has lost our records."""
+        self.unsure: list[Entry] = []
+        """Records that were given up though they may have been published."""
         self._eviction = eviction
         self._mail: dict[bytes, dict[bytes, None]] = {}
         self._mail_count = 0

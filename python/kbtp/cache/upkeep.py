@@ -28,6 +28,17 @@ def keep_up(state: State, now_s: float) -> Plan[None]:
     yield from free_orphans(state)
 
 
+def remove_unsure(state: State) -> Plan[None]:
+    """Before anything is looked up: records of blocks that will be freed."""
+    if state.unsure:
+        unsure, state.unsure = state.unsure, []
+        try:
+            yield Remove(unsure)
+        except BaseException:
+            state.unsure += unsure
+            raise
+
+
 def open_shares(state: State, targets: Sequence[Announcement]) -> Plan[None]:
     """Have a session with each of `targets` that can be had, and settle what a former one left behind."""
     if not targets:

@@ -1,0 +1,248 @@
+"""Every index keeps the same promises: in this process, in Valkey, in a Valkey cluster, and asked by asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import valkey
+
+from kbtp import limits
+from kbtp.cache import IndexUnavailable, MemoryIndex
+from kbtp.cache.announcement import Announcement
+from kbtp.cache.embedded import EmbeddedIndex, _free_port, _program
+from kbtp.cache.index import index_url, open_async_index, open_index
+from kbtp.cache.keys import Names
+from kbtp.cache.steps import (
+    Announce,
+    Discard,
+    Drain,
+    IndexStep,
+    ListTargets,
+    Looked,
+    Lookup,
+    Pin,
+    Publish,
+    Removal,
+    Remove,
+    Scan,
+    Tell,
+    Unpin,
+    Withdraw,
+)
+from kbtp.errors import ApiMisuse
+
+DEADLINE_S = 10.0
+NAMES = Names("model")
+A, B, C = (NAMES.of(key) for key in (b"a", b"b", b"c"))
+OWNER = bytes(range(16))
+Perform = Callable[[IndexStep], Any]
+
+
+class FromAsyncio:
+    """An asyncio index, asked step by step."""
+
+    def __init__(self, url: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._index = open_async_index(url, limits.CACHE_TIMEOUT_S)
+
+    def perform(self, step: IndexStep) -> Any:
+        return self._loop.run_until_complete(self._index.perform(step))
+
+    def close(self) -> None:
+        self._loop.run_until_complete(self._index.close())
+        self._loop.close()
+
+
+@pytest.fixture(scope="module")
+def single() -> Iterator[str]:
+    embedded = EmbeddedIndex()
+    yield embedded.url
+    embedded.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One node with all slots: it refuses what names keys of several as any cluster does."""
+    folder: Path = tmp_path_factory.mktemp("cluster")
+    port = _free_port("127.0.0.1")
+    settings = f"--port {port} --cluster-port {_free_port('127.0.0.1')} --cluster-enabled yes --bind 127.0.0.1"
+    command = [_program(), *settings.split(), "--dir", str(folder), "--save", "", "--appendonly", "no"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            while "Ready to accept connections" not in process.stdout.readline():
+                assert process.poll() is None
+            node = valkey.Valkey(port=port)
+            node.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+            deadline_s = time.monotonic() + DEADLINE_S
+            while node.execute_command("CLUSTER INFO")["cluster_state"] != "ok" and time.monotonic() < deadline_s:
+                pass
+            node.close()
+            yield f"valkey+cluster://127.0.0.1:{port}"
+        finally:
+            process.kill()
+
+
+KINDS = ("memory", "valkey", "cluster", "valkey, asyncio", "cluster, asyncio")
+
+
+@pytest.fixture(params=KINDS)
+def perform(request: pytest.FixtureRequest) -> Iterator[Perform]:
+    kind = request.param
+    if kind == "memory":
+        yield MemoryIndex(time.monotonic).perform
+        return
+    url = request.getfixturevalue("cluster" if kind.startswith("cluster") else "single")
+    index = FromAsyncio(url) if kind.endswith("asyncio") else open_index(url, limits.CACHE_TIMEOUT_S)
+    _, entries = index.perform(Scan(NAMES.fingerprint))
+    index.perform(Discard([name for name, _ in entries]))
+    index.perform(Lookup([], collect=OWNER))
+    yield index.perform
+    index.close()
+
+
+def test_the_first_record_stays(perform: Perform) -> None:
+    assert perform(Publish([(A, b"1"), (B, b"2")])) == [True, True]
+    assert perform(Publish([(A, b"other"), (C, b"3")])) == [False, True]
+    assert perform(Lookup([A, B, C, NAMES.of(b"none")])).records == [b"1", b"2", b"3", None]
+
+
+def test_to_publish_a_record_again_is_to_be_first_still(perform: Perform) -> None:
+    perform(Publish([(A, b"1")]))
+    assert perform(Publish([(A, b"1")])) == [True]
+
+
+def test_the_same_name_twice(perform: Perform) -> None:
+    assert perform(Publish([(A, b"1"), (A, b"2")])) == [True, False]
+
+
+def test_only_the_record_that_is_named_is_removed(perform: Perform) -> None:
+    perform(Publish([(A, b"1"), (B, b"2")]))
+    assert perform(Remove([(A, b"other"), (B, b"2"), (C, b"3")])) == [Removal.GONE, Removal.REMOVED, Removal.GONE]
+    assert perform(Lookup([A, B])).records == [b"1", None]
+
+
+def test_a_pinned_record_is_spared_if_pins_are_heeded(perform: Perform) -> None:
+    perform(Publish([(A, b"1"), (B, b"2")]))
+    assert perform(Pin([A, C], b"holder", 60_000)) == [True, False]
+    assert perform(Remove([(A, b"1"), (B, b"2")], spare_pinned=True)) == [Removal.PINNED, Removal.REMOVED]
+    assert perform(Remove([(A, b"1")])) == [Removal.REMOVED]
+    perform(Publish([(A, b"1")]))
+    assert perform(Remove([(A, b"1")], spare_pinned=True)) == [Removal.REMOVED]  # pins go with the record
+
+
+def test_each_holder_has_a_pin_of_its_own(perform: Perform) -> None:
+    perform(Publish([(A, b"1")]))
+    perform(Pin([A], b"one", 60_000))
+    perform(Pin([A], b"other", 60_000))
+    perform(Unpin([A], b"one"))
+    assert perform(Remove([(A, b"1")], spare_pinned=True)) == [Removal.PINNED]
+    perform(Unpin([A], b"other"))
+    assert perform(Remove([(A, b"1")], spare_pinned=True)) == [Removal.REMOVED]
+
+
+def test_discard_says_what_was_there(perform: Perform) -> None:
+    perform(Publish([(A, b"1")]))
+    assert perform(Discard([A, B])) == [b"1", None]
+    assert perform(Lookup([A])).records == [None]
+
+
+def test_a_scan_finds_the_namespace_and_no_other(perform: Perform) -> None:
+    other = Names("other").of(b"a")
+    perform(Publish([(A, b"1"), (B, b"2"), (other, b"x")]))
+    cursor, found = perform(Scan(NAMES.fingerprint))
+    while cursor:
+        cursor, more = perform(Scan(NAMES.fingerprint, cursor))
+        found += more
+    assert dict(found) == {A: b"1", B: b"2"}
+    perform(Discard([other]))
+
+
+def test_mail_is_read_once(perform: Perform) -> None:
+    perform(Lookup([A], touched={OWNER: [A, B]}))
+    perform(Tell(OWNER, [C]))
+    looked: Looked = perform(Lookup([], collect=OWNER))
+    assert looked.mail == [A, B, C]
+    assert perform(Lookup([], collect=OWNER)).mail == []
+
+
+def test_a_life_is_one(perform: Perform) -> None:
+    assert perform(Lookup([])).life == perform(Lookup([A])).life
+
+
+def test_nothing_is_asked_for(perform: Perform) -> None:
+    assert perform(Publish([])) == perform(Remove([])) == perform(Discard([])) == perform(Pin([], b"holder", 1)) == []
+    assert perform(Lookup([])).records == []
+
+
+def test_targets_come_and_go(perform: Perform) -> None:
+    one = Announcement(1, "kbtp://127.0.0.1:1", 4096, 16)
+    other = Announcement(2**63 + 5, "kbtp://127.0.0.1:2", 8192, 32)
+    perform(Announce(one))
+    perform(Announce(other))
+    perform(Announce(one))
+    assert sorted(perform(ListTargets()), key=lambda target: target.incarnation) == [one, other]
+    perform(Drain(other.incarnation))
+    assert {target.incarnation: target.draining for target in perform(ListTargets())} == {1: False, 2**63 + 5: True}
+    perform(Drain(other.incarnation, undo=True))
+    assert not any(target.draining for target in perform(ListTargets()))
+    perform(Withdraw(one.incarnation))
+    perform(Withdraw(other.incarnation))
+    assert perform(ListTargets()) == []
+
+
+def test_many_names_are_looked_up_in_order(perform: Perform) -> None:
+    names = [NAMES.of(b"%d" % number) for number in range(limits.CACHE_LOOKUP_MAX_NAMES + 10)]
+    perform(Publish([(names[0], b"first"), (names[-1], b"last")]))
+    records = perform(Lookup(names)).records
+    assert (records[0], records[-1], records.count(None)) == (b"first", b"last", len(names) - 2)
+
+
+def test_records_expire(perform: Perform) -> None:
+    perform(Publish([(A, b"1")], ttl_ms=20))
+    deadline_s = time.monotonic() + DEADLINE_S
+    while perform(Lookup([A])).records != [None]:
+        assert time.monotonic() < deadline_s
+
+
+# --- where it is ---------------------------------------------------------------------------------
+
+
+def test_a_target_s_url_names_the_index_beside_it() -> None:
+    assert index_url("kbtp://cache") == "valkey://cache:5288"
+    assert index_url("kbtp://[::1]:7000") == "valkey://[::1]:7001"
+    assert index_url("redis://host/3") == "redis://host/3"
+
+
+@pytest.mark.parametrize("url", ["http://host", "host:6379", "valkey+star://host", "valkey+sentinel://host"])
+def test_a_url_that_names_none(url: str) -> None:
+    with pytest.raises(ApiMisuse, match=r"names no index|SERVICE"):
+        open_index(url, 1.0)
+
+
+def test_an_index_that_is_not_there_is_not_asked_again_at_once() -> None:
+    index = open_index(f"valkey://127.0.0.1:{_free_port('127.0.0.1')}", 1.0)
+    with pytest.raises(IndexUnavailable, match="refused"):
+        index.perform(Lookup([A]))
+    with pytest.raises(IndexUnavailable, match="not asked again yet"):
+        index.perform(Lookup([A]))
+    index.close()
+
+
+def test_an_index_that_was_restarted_is_asked_anew() -> None:
+    with ExitStack() as stack:
+        first = EmbeddedIndex()
+        index = open_index(first.url, limits.CACHE_TIMEOUT_S)
+        stack.callback(index.close)
+        life = index.perform(Lookup([A])).life
+        first.close()
+        second = EmbeddedIndex(port=first.port)
+        stack.callback(second.close)
+        assert index.perform(Lookup([A])).life != life
