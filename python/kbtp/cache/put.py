@@ -68,7 +68,7 @@ def _count(state: State, puts: Sequence[Put]) -> None:
 
 
 def _look_up(state: State, puts: Sequence[Put], now_s: float) -> Plan[None]:
-    """Tell those that are there already; a record of a target that is not there any more makes way."""
+    """Tell those that are there already; a record of targets that are not there any more, or are left, makes way."""
     yield from remove_unsure(state)
     looked = yield state.lookup([put.name for put in puts], collect=True)
     state.saw_life(looked.life)
@@ -79,7 +79,7 @@ def _look_up(state: State, puts: Sequence[Put], now_s: float) -> Plan[None]:
         if octets is None:
             continue
         record = state.parsed(octets)
-        if record is not None and (not record.copies or any(one.incarnation in state.targets for one in record.copies)):
+        if record is not None and state.lasts(record):
             put.item, put.owner = Item(Outcome.PRESENT, record.length_bytes), record.owner
         elif record is not None:
             gone.append((put.name, octets))

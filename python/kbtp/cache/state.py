@@ -98,6 +98,11 @@ class State:
         self.targets = seen
         self.targets_read_at_s = now_s
 
+    def lasts(self, record: Record) -> bool:
+        """Whether one of its targets is there and is to stay."""
+        targets = [self.targets.get(copy.incarnation) for copy in record.copies]
+        return not targets or any(target is not None and not target.draining for target in targets)
+
     # --- uses ----------------------------------------------------------------------------------
 
     def used(self, names: Sequence[bytes], owners: Sequence[bytes]) -> None:
