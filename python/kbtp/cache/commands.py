@@ -208,7 +208,9 @@ def _pin(step: Pin) -> Exchange:
 
 def _scan(step: Scan) -> Exchange:
     prefix = record_key(b"")
-    [(cursor, keys)] = yield [("SCAN", step.cursor, "MATCH", prefix + step.fingerprint + b":*", "COUNT", 1000)]
+    [(cursor, keys)] = yield [
+        ("SCAN", step.cursor, "MATCH", prefix + (step.fingerprint or b"*") + b":*", "COUNT", 1000)
+    ]
     if not keys:
         return int(cursor), []
     [records] = yield [("MGET", *keys)]

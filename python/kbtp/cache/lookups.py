@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kbtp.cache.outcomes import MISS, UNAVAILABLE, Item, Outcome
 from kbtp.cache.record import Record
 from kbtp.cache.state import State, gone_letter
-from kbtp.cache.steps import Discard, Entry, IndexUnavailable, ListTargets, Pin, Plan, Remove, Scan, Tell, Unpin
+from kbtp.cache.steps import Discard, Entry, IndexUnavailable, ListTargets, Pin, Plan, Scan, Tell, Unpin
 from kbtp.cache.upkeep import free_orphans
 
 
@@ -109,21 +109,3 @@ def unpin_many(state: State, named: Sequence[Named]) -> Plan[None]:
         state.index_failed(error)  # the pins end with their deadline
     for one in asked:
         one.item = Item(Outcome.HIT)
-
-
-def leave(state: State, incarnation: int) -> Plan[int]:
-    """Remove every record of the namespace that has a copy on this target; how many. Raises `IndexUnavailable`."""
-    count, cursor, begun = 0, 0, False
-    while cursor or not begun:
-        begun = True
-        cursor, entries = yield Scan(state.identity.fingerprint, cursor)
-        leaving = []
-        for name, octets in entries:
-            record = state.parsed(octets)
-            if record is not None and any(copy.incarnation == incarnation for copy in record.copies):
-                leaving.append((name, octets))
-        if leaving:
-            yield Remove(leaving)
-            yield from _gone(state, leaving)
-        count += len(leaving)
-    return count

@@ -93,7 +93,7 @@ class Unpin:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """A part of all entries of a namespace: (next cursor, entries); the first cursor and the last are 0."""
+    """A part of all entries of a namespace, of all for b"": (next cursor, entries). Cursors begin and end with 0."""
 
     fingerprint: bytes
     cursor: int = 0
