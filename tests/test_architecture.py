@@ -77,7 +77,9 @@ SYSTEM = frozenset(
     "asyncio concurrent datetime importlib logging multiprocessing os queue random secrets select selectors signal"
     " socket socketserver ssl subprocess threading time uuid".split()
 )
-CACHE_DECIDES = "backoff eviction get keys lookups outcomes placement put record share state steps upkeep".split()
+CACHE_DECIDES = (
+    "backoff checksum eviction get keys lookups outcomes placement put record share state steps upkeep".split()
+)
 DECIDING = "layers that decide do no I/O; time and randomness are arguments"
 BANS = (
     Ban(("kbtp.wire", "kbtp.wire.*", "kbtp.iwarp", "kbtp.iwarp.*", "kbtp.blocks", "kbtp.blocks.*"), SYSTEM, DECIDING),
@@ -100,6 +102,7 @@ THIRD_PARTY = {
     "rich": ("kbtp.cli", "kbtp.cli.*"),
     "tomllib": ("kbtp.cli", "kbtp.cli.*"),  # outside the standard library of 3.10
     "tomli": ("kbtp.cli", "kbtp.cli.*"),
+    "matplotlib": ("kbtp.cli.replay",),
 }
 
 

@@ -22,7 +22,7 @@ from .writer_process import KEYS, LONGEST_BYTES, is_whole, value_of
 
 DEADLINE_S = 50.0
 PROGRAM = str(Path(__file__).with_name("writer_process.py"))
-STEPS_OF_A_PUT = 6
+STEPS_OF_A_PUT = 5
 
 
 @pytest.fixture(scope="module")

@@ -357,7 +357,10 @@ def test_the_size_of_the_pool_comes_from_where_it_counts_most(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[serve]\nblok-size = 1\n", "unknown setting 'blok-size' in [serve]; there are block-size, credits, "),
+        (
+            "[serve]\nblok-size = 1\n",
+            "unknown setting 'blok-size' in [serve]; there are announce, block-size, credits, ",
+        ),
         ("[serve]\nconfig = 'x'\n", "unknown setting 'config'"),
         ("[serve]\nblock_size = 1\n", "unknown setting 'block_size'"),
         ("block-size = 4096\n", "unknown table or setting 'block-size'; settings belong in [serve]"),

@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from kbtp.address import Address
 from kbtp.cache.announcement import Announcement
 from kbtp.cache.backoff import Backoff
-from kbtp.cache.checksum import checksum
+from kbtp.cache.checksum import Value, checksums, chunks
 from kbtp.cache.settings import CacheSettings
 from kbtp.cache.state import State
-from kbtp.cache.steps import AllocStore, Checksum, Free, Load, Open, Session, TargetStep
+from kbtp.cache.steps import AllocStore, Free, Load, Loaded, LoadJob, Open, Session, Stored, TargetStep
 from kbtp.errors import ApiMisuse, KbtpError, NoSpace
 from kbtp.initiator.aio import AsyncClient
 from kbtp.initiator.batches import Results
-from kbtp.types import BlockRef
+from kbtp.limits import CACHE_ASIDE_BYTES
 from kbtp.verbs.api import MemoryRegion, Rnic
 
 log = logging.getLogger("kbtp.cache")
+
+_T = TypeVar("_T")
 
 
 class AsyncLink:
@@ -53,15 +55,13 @@ class AsyncLinks:
 
     async def perform(self, step: TargetStep) -> Any:
         match step:
-            case Checksum():
-                return [checksum(pieces) for pieces in step.values]
             case Open():
                 sessions = await asyncio.gather(*map(self._session, step.targets))
                 return {target.incarnation: one for target, one in zip(step.targets, sessions, strict=True)}
             case Load():
-                return await _each(step.jobs, lambda inc, job: self._load(step.targets[inc], *job))
+                return await _each(step.jobs, lambda _, job: self._load(job, step.checksums))
             case AllocStore():
-                return await _each(step.jobs, lambda inc, job: self._in_session(inc, job[0], _alloc_store, job[1]))
+                return await self._alloc_store(step)
             case Free():
                 return await _each(step.jobs, lambda inc, job: self._in_session(inc, job[0], _free, job[1]))
 
@@ -80,14 +80,31 @@ class AsyncLinks:
         client = await self._with(link, target)
         return link.session if client is not None else None
 
-    async def _load(
-        self, target: Announcement, refs: Sequence[BlockRef], views: Sequence[memoryview]
-    ) -> Results | None:
-        link = self._link(target.url)
-        client = await self._with(link, target)
+    async def _load(self, job: LoadJob, with_checksums: bool) -> Loaded | None:
+        link = self._link(job.target.url)
+        client = await self._with(link, job.target)
         if client is None:
             return None
-        return self._after(link, client, await client.load_many(refs, views))
+        loaded = Loaded([], [])
+        taken = []
+        for values in chunks(job.values):
+            refs = [ref for of_value, _ in values for ref in of_value]
+            results = await client.load_many(refs, [piece for _, pieces in values for piece in pieces])
+            self._after(link, client, results)
+            at = 0
+            for of_value, _ in values:
+                loaded.places.append((results, at))
+                at += len(of_value)
+            if with_checksums:
+                taken.append(_aside(values))
+        for some in await asyncio.gather(*taken):
+            loaded.checksums.extend(some)
+        return loaded
+
+    async def _alloc_store(self, step: AllocStore) -> Stored:
+        taken = _aside([((), (view,)) for view in step.values])
+        results = await _each(step.jobs, lambda inc, job: self._in_session(inc, job[0], _alloc_store, job[1]))
+        return Stored(results, await taken)
 
     async def _in_session(
         self,
@@ -200,9 +217,17 @@ class AsyncLinks:
                 await link.client.close()
 
 
-async def _each(
-    jobs: Mapping[int, Any], run: Callable[[int, Any], Awaitable[Results | None]]
-) -> dict[int, Results | None]:
+def _aside(values: Sequence[Value]) -> asyncio.Future[list[int]]:
+    """Checksums, taken by another thread if they are of much, so that the event loop goes on."""
+    loop = asyncio.get_running_loop()
+    if sum(len(piece) for _, pieces in values for piece in pieces) >= CACHE_ASIDE_BYTES:
+        return loop.run_in_executor(None, checksums, values)
+    taken: asyncio.Future[list[int]] = loop.create_future()
+    taken.set_result(checksums(values))
+    return taken
+
+
+async def _each(jobs: Mapping[int, Any], run: Callable[[int, Any], Awaitable[_T]]) -> dict[int, _T]:
     """All targets at once."""
     results = await asyncio.gather(*(run(incarnation, job) for incarnation, job in jobs.items()))
     return dict(zip(jobs, results, strict=True))

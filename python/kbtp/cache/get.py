@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from kbtp.cache.outcomes import MISS, Item, Outcome
 from kbtp.cache.record import Copy, Record
 from kbtp.cache.state import State, log
-from kbtp.cache.steps import Checksum, IndexUnavailable, ListTargets, Load, Plan, Remove
+from kbtp.cache.steps import IndexUnavailable, ListTargets, Load, Loaded, LoadJob, Plan, Remove
 from kbtp.cache.upkeep import announce_again
 from kbtp.errors import ApiMisuse
 from kbtp.initiator.batches import Results
@@ -28,10 +28,8 @@ class Get:
     record: Record | None = None
     copies: list[Copy] = field(default_factory=list)
     """Those not tried yet."""
-    whole: bool = False
-    """Every block came as recorded."""
     stale: bool = False
-    """A block that the record names is gone, or is not what it says."""
+    """A block that the record names is gone, or is not what it says it is."""
 
     def pieces(self) -> list[memoryview]:
         record = self.record
@@ -44,9 +42,8 @@ def get_many(state: State, gets: Sequence[Get], *, verify: bool, now_s: float) -
     """Every one of `gets` has its `item` when this is done."""
     try:
         yield from _look_up(state, [get for get in gets if get.item is None], now_s)
-        while wanted := [get for get in gets if get.item is None and not get.whole]:
-            yield from _load(state, wanted)
-        yield from _judge(state, [get for get in gets if get.whole], verify)
+        while wanted := [get for get in gets if get.item is None]:
+            yield from _load(state, wanted, verify)
     finally:
         for get in gets:
             get.item = get.item or MISS
@@ -105,7 +102,7 @@ def _prepare(state: State, get: Get) -> None:
             get.item = MISS
 
 
-def _load(state: State, gets: Sequence[Get]) -> Plan[None]:
+def _load(state: State, gets: Sequence[Get], verify: bool) -> Plan[None]:
     """Try the next copy of each. One that is not whole then has another copy to try, or is a miss."""
     jobs: dict[int, list[tuple[Get, Copy]]] = {}
     for get in gets:
@@ -113,33 +110,27 @@ def _load(state: State, gets: Sequence[Get]) -> Plan[None]:
         jobs.setdefault(copy.incarnation, []).append((get, copy))
     replies = yield Load(
         {
-            incarnation: (
-                [ref for _, copy in tried for ref in copy.refs],
-                [piece for get, _ in tried for piece in get.pieces()],
-            )
+            incarnation: LoadJob(state.targets[incarnation], [(copy.refs, get.pieces()) for get, copy in tried])
             for incarnation, tried in jobs.items()
         },
-        {incarnation: state.targets[incarnation] for incarnation in jobs},
+        verify,
     )
     for incarnation, tried in jobs.items():
-        results = replies[incarnation]
-        if results is None:
+        loaded: Loaded | None = replies[incarnation]
+        if loaded is None:
             state.counters.target_failures += 1
-        at = 0
-        for get, copy in tried:
-            if results is not None:
-                _look_at(state, get, copy, results, at)
-            at += len(copy.refs)
-            if get.item is None and not get.whole and not get.copies:
+        for place, (get, copy) in enumerate(tried):
+            if loaded is not None and _is_whole(state, get, copy, *loaded.places[place]):
+                _judge(state, get, loaded.checksums[place] if verify else None)
+            if get.item is None and not get.copies:
                 get.item = MISS
 
 
-def _look_at(state: State, get: Get, copy: Copy, results: Results, at: int) -> None:
-    """Judge the results from `at` on, which are those of the blocks of `copy`."""
+def _is_whole(state: State, get: Get, copy: Copy, results: Results, at: int) -> bool:
+    """Whether each block of `copy` came as recorded; the results of its blocks are those from `at` on."""
     end = at + len(copy.refs)
     if results.ok and results.lengths_bytes[at:end].tolist() == [ref.length_bytes for ref in copy.refs]:
-        get.whole = True
-        return
+        return True
     for ref, result in zip(copy.refs, results[at:end], strict=True):
         if result.ok and result.length_bytes == ref.length_bytes:
             continue
@@ -149,22 +140,18 @@ def _look_at(state: State, get: Get, copy: Copy, results: Results, at: int) -> N
             get.stale = True
         else:
             state.counters.target_failures += 1
-        return
-    get.whole = True
+        return False
+    return True
 
 
-def _judge(state: State, gets: Sequence[Get], verify: bool) -> Plan[None]:
-    if not gets:
+def _judge(state: State, get: Get, checksum: int | None) -> None:
+    assert get.record is not None
+    if checksum is None or checksum == get.record.checksum:
+        get.item = Item(Outcome.HIT, get.record.length_bytes)
         return
-    checksums = (yield Checksum([get.pieces() for get in gets])) if verify else None
-    for place, get in enumerate(gets):
-        assert get.record is not None
-        if checksums is None or checksums[place] == get.record.checksum:
-            get.item, get.stale = Item(Outcome.HIT, get.record.length_bytes), False
-        else:
-            state.counters.corrupt_values += 1
-            log.error("a value of %d octets does not match its checksum: given up", get.record.length_bytes)
-            get.item, get.stale = MISS, True
+    state.counters.corrupt_values += 1
+    get.stale = True
+    log.error("a value of %d octets does not match its checksum: not used", get.record.length_bytes)
 
 
 def _remove_stale(state: State, gets: Sequence[Get]) -> Plan[None]:

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from kbtp import limits
 from kbtp.address import Address
 from kbtp.cache.announcement import Announcement
 from kbtp.cache.backoff import Backoff
-from kbtp.cache.checksum import checksum
+from kbtp.cache.checksum import checksums, chunks
 from kbtp.cache.settings import CacheSettings
 from kbtp.cache.state import State
-from kbtp.cache.steps import AllocStore, Checksum, Free, Load, Open, Session, TargetStep
+from kbtp.cache.steps import AllocStore, Free, Load, Loaded, LoadJob, Open, Session, Stored, TargetStep
 from kbtp.errors import ApiMisuse, KbtpError, NoSpace
 from kbtp.initiator.batches import Results
 from kbtp.initiator.client import Client
 from kbtp.verbs.api import MemoryRegion, Rnic
 
 log = logging.getLogger("kbtp.cache")
+
+_T = TypeVar("_T")
 
 
 class Link:
@@ -57,14 +59,12 @@ class Links:
 
     def perform(self, step: TargetStep) -> Any:
         match step:
-            case Checksum():
-                return [checksum(pieces) for pieces in step.values]
             case Open():
                 return {target.incarnation: self._session(target) for target in step.targets}
             case Load():
-                return self._each(step.jobs, lambda inc, job: self._load(step.targets[inc], *job))
+                return self._each(step.jobs, lambda _, job: self._load(job, step.checksums))
             case AllocStore():
-                return self._each(step.jobs, lambda inc, job: self._in_session(inc, job[0], "alloc_store_many", job[1]))
+                return self._alloc_store(step)
             case Free():
                 return self._each(step.jobs, lambda inc, job: self._in_session(inc, job[0], "free_many", job[1]))
 
@@ -78,14 +78,17 @@ class Links:
                 found.append(Announcement(terms.incarnation, url, terms.block_size_bytes, terms.pool_blocks))
         return found
 
-    def _each(self, jobs: Any, run: Callable[[int, Any], Results | None]) -> dict[int, Results | None]:
+    def _threads(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(2 * limits.CACHE_COPIES_MAX, thread_name_prefix="kbtp-cache")
+            return self._pool
+
+    def _each(self, jobs: Mapping[int, Any], run: Callable[[int, Any], _T]) -> dict[int, _T]:
         """All targets at once, if there are several."""
         if len(jobs) <= 1:
             return {incarnation: run(incarnation, job) for incarnation, job in jobs.items()}
-        with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(limits.CACHE_COPIES_MAX, thread_name_prefix="kbtp-cache")
-        running = {incarnation: self._pool.submit(run, incarnation, job) for incarnation, job in jobs.items()}
+        running = {incarnation: self._threads().submit(run, incarnation, job) for incarnation, job in jobs.items()}
         return {incarnation: future.result() for incarnation, future in running.items()}
 
     def _session(self, target: Announcement) -> Session | None:
@@ -93,12 +96,35 @@ class Links:
         client = self._with(link, target)
         return link.session if client is not None else None
 
-    def _load(self, target: Announcement, refs: Sequence[Any], views: Sequence[memoryview]) -> Results | None:
-        link = self._link(target.url)
-        client = self._with(link, target)
+    def _load(self, job: LoadJob, with_checksums: bool) -> Loaded | None:
+        link = self._link(job.target.url)
+        client = self._with(link, job.target)
         if client is None:
             return None
-        return self._run(link, client, partial(client.load_many, refs, views))
+        loaded = Loaded([], [])
+        taken: list[Future[list[int]]] = []
+        parts = list(chunks(job.values))
+        for number, values in enumerate(parts):
+            refs = [ref for of_value, _ in values for ref in of_value]
+            results = self._run(link, client, partial(client.load_many, refs, [p for _, ps in values for p in ps]))
+            at = 0
+            for of_value, _ in values:
+                loaded.places.append((results, at))
+                at += len(of_value)
+            if with_checksums and number < len(parts) - 1:
+                taken.append(self._threads().submit(checksums, values))
+            elif with_checksums:
+                mine = checksums(values)
+                loaded.checksums.extend([one for future in taken for one in future.result()] + mine)
+        return loaded
+
+    def _alloc_store(self, step: AllocStore) -> Stored:
+        values = [((), (view,)) for view in step.values]
+        aside = None
+        if sum(map(len, step.values)) >= limits.CACHE_ASIDE_BYTES:
+            aside = self._threads().submit(checksums, values)
+        results = self._each(step.jobs, lambda inc, job: self._in_session(inc, job[0], "alloc_store_many", job[1]))
+        return Stored(results, aside.result() if aside is not None else checksums(values))
 
     def _in_session(self, incarnation: int, number: int, method: str, argument: Sequence[Any]) -> Results | None:
         with self._lock:

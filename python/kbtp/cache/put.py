@@ -10,7 +10,7 @@ from kbtp.cache.placement import placement
 from kbtp.cache.record import BadRecord, Copy, Record, block_lengths
 from kbtp.cache.share import Held, Share
 from kbtp.cache.state import State
-from kbtp.cache.steps import AllocStore, Checksum, Entry, IndexUnavailable, Plan, Publish, Remove
+from kbtp.cache.steps import AllocStore, Entry, IndexUnavailable, Plan, Publish, Remove, Stored
 from kbtp.cache.upkeep import free_orphans, keep_up, make_room, open_shares, remove_unsure
 from kbtp.errors import ApiMisuse
 from kbtp.initiator.operations import Result
@@ -29,6 +29,7 @@ class Put:
     shares: list[Share] = field(default_factory=list)
     refs: dict[int, tuple[BlockRef, ...]] = field(default_factory=dict)
     """By incarnation: the blocks of each copy that is whole."""
+    checksum: int = 0
     record: bytes = b""
 
     def pieces(self, block_bytes: int) -> list[memoryview]:
@@ -147,17 +148,20 @@ def _store(state: State, puts: Sequence[Put]) -> Plan[None]:
     for put in puts:
         for share in put.shares:
             jobs.setdefault(share, []).append(put)
-    replies = yield AllocStore(
+    reply: Stored = yield AllocStore(
         {
             share.incarnation: (
                 share.session.number if share.session else 0,
                 [piece for put in stored for piece in put.pieces(share.block_bytes)],
             )
             for share, stored in jobs.items()
-        }
+        },
+        [put.view for put in puts],
     )
+    for put, checksum in zip(puts, reply.checksums, strict=True):
+        put.checksum = checksum
     for share, stored in jobs.items():
-        results = replies[share.incarnation]
+        results = reply.results[share.incarnation]
         if results is None:
             state.counters.target_failures += 1
             continue  # what was bound of it is found when the next session begins
@@ -189,11 +193,10 @@ def _look_at(put: Put, share: Share, results: Sequence[Result]) -> None:
 
 def _publish(state: State, puts: Sequence[Put], options: PutOptions, now_s: float) -> Plan[None]:
     try:
-        checksums = yield Checksum([[put.view] for put in puts])
-        for put, checksum in zip(puts, checksums, strict=True):
+        for put in puts:
             copies = tuple(Copy(incarnation, refs) for incarnation, refs in put.refs.items())
             block_bytes = put.shares[0].block_bytes if put.shares else 1
-            put.record = Record(state.owner, len(put.view), checksum, block_bytes, copies).pack()
+            put.record = Record(state.owner, len(put.view), put.checksum, block_bytes, copies).pack()
         ttl_ms = None if options.ttl_s is None else max(1, round(options.ttl_s * 1000))
         won = yield Publish([(put.name, put.record) for put in puts], ttl_ms)
     except BaseException:

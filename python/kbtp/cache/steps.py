@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from kbtp.cache.announcement import Announcement
 from kbtp.errors import KbtpError
+from kbtp.initiator.batches import Results
 from kbtp.initiator.view import SessionTerms
 from kbtp.types import BlockRef, Handle
 
@@ -165,18 +166,42 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """By target, blocks and where they go; its `Results` by incarnation."""
+class LoadJob:
+    """Values wanted of one target, each in pieces: a block and where it goes."""
 
-    jobs: Mapping[int, tuple[Sequence[BlockRef], Sequence[memoryview]]]
-    targets: Mapping[int, Announcement]
+    target: Announcement
+    values: Sequence[tuple[Sequence[BlockRef], Sequence[memoryview]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Of each value of a job: the results in which its blocks are, where they begin there, and its CRC32c if wanted."""
+
+    places: list[tuple[Results, int]]
+    checksums: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """LOAD the values of each target; its `Loaded` by incarnation. The driver takes checksums while more comes in."""
+
+    jobs: Mapping[int, LoadJob]
+    checksums: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    results: dict[int, Results | None]
+    checksums: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class AllocStore:
-    """By target, the number of its session and what to store; its `Results`, None if the session is another."""
+    """By target, the number of its session and what to store. The reply is a `Stored`: results by target, None if
+    the session is another, and the CRC32c of each of `values`, taken meanwhile."""
 
     jobs: Mapping[int, tuple[int, Sequence[memoryview]]]
+    values: Sequence[memoryview]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,15 +211,8 @@ class Free:
     jobs: Mapping[int, tuple[int, Sequence[BlockRef | Handle]]]
 
 
-@dataclass(frozen=True, slots=True)
-class Checksum:
-    """CRC32c of each value, which is in pieces: a list of int. A step, so that no lock is held meanwhile."""
-
-    values: Sequence[Sequence[memoryview]]
-
-
-TARGET_STEPS = (Open, Load, AllocStore, Free, Checksum)
-TargetStep: TypeAlias = Open | Load | AllocStore | Free | Checksum
+TARGET_STEPS = (Open, Load, AllocStore, Free)
+TargetStep: TypeAlias = Open | Load | AllocStore | Free
 Step: TypeAlias = IndexStep | TargetStep
 
 _T = TypeVar("_T")

@@ -9,7 +9,7 @@ from kbtp import limits
 from kbtp.cache.announcement import Announcement
 from kbtp.cache.share import Held, Share
 from kbtp.cache.state import State, log
-from kbtp.cache.steps import Entry, Free, ListTargets, Load, Open, Plan, Publish, Removal, Remove, Scan
+from kbtp.cache.steps import Entry, Free, ListTargets, Load, Loaded, LoadJob, Open, Plan, Publish, Removal, Remove, Scan
 from kbtp.initiator.batches import Results
 from kbtp.types import BlockRef, Handle, Status
 
@@ -92,16 +92,17 @@ def _adopt(state: State, share: Share) -> Plan[None]:
 
 def _adopt_bound(state: State, share: Share, found: Sequence[tuple[bytes, Held]]) -> Plan[None]:
     """Hold those whose blocks are all bound as recorded: a LOAD into no memory tells, and moves nothing."""
-    refs = [ref for _, held in found for ref in held.refs]
     target = state.targets.get(share.incarnation)
-    if not refs or target is None:
+    if not found or target is None:
         return
-    replies = yield Load({share.incarnation: (refs, [memoryview(b"")] * len(refs))}, {share.incarnation: target})
-    results = iter(replies[share.incarnation] or ())
+    nowhere = memoryview(b"")
+    values = [(held.refs, [nowhere] * len(held.refs)) for _, held in found]
+    loaded: Loaded | None = (yield Load({share.incarnation: LoadJob(target, values)}, False))[share.incarnation]
+    if loaded is None:
+        return
     stale = []
-    for name, held in found:
-        bound = [result.status is Status.LENGTH_ERROR for result in islice(results, len(held.refs))]
-        if bound and all(bound):
+    for (name, held), (results, at) in zip(found, loaded.places, strict=True):
+        if all(result.status is Status.LENGTH_ERROR for result in results[at : at + len(held.refs)]):
             share.hold(name, held)
         else:
             stale.append((name, held.record))
