@@ -22,6 +22,7 @@ PROTOCOLS = {
     "peercache": ("bench.peers.peercache", "PeerCache"),
     "mooncake-engine": ("bench.peers.mooncake", "TransferEngine"),
     "mooncake-store": ("bench.peers.mooncake", "Store"),
+    "kbtp-cache": ("bench.cache.contender", "CacheBlocks"),
 }
 
 

@@ -133,7 +133,7 @@ CACHE_LOOKUP_MAX_NAMES = 4096  # in one command of the index
 CACHE_MAIL_MAX = 8192  # names a reader remembers to tell an owner, and that wait for an owner
 CACHE_MAIL_TTL_S = 3600
 CACHE_FREE_BATCH = 4096
-CACHE_LOAD_CHUNK_BYTES = 4 << 20  # loaded together; the checksums of one chunk are taken while the next one comes in
+CACHE_LOAD_CHUNK_BYTES = 8 << 20  # loaded together; the checksums of one chunk are taken while the next one comes in
 CACHE_ASIDE_BYTES = 256 * 1024  # checksums of so much are worth another thread
 
 assert COMMON_HEADER_BYTES + DATA_DESCRIPTOR_BYTES == COMPLETION_BYTES

@@ -9,20 +9,17 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kbtp.cache import Cache
 from kbtp.cache.embedded import EmbeddedIndex
+from kbtp.testing.cache_writer import KEYS, LONGEST_BYTES, STEPS_OF_A_PUT, is_whole, value_of
 
 from .conftest import WatchedServer
-from .writer_process import KEYS, LONGEST_BYTES, is_whole, value_of
 
 DEADLINE_S = 50.0
-PROGRAM = str(Path(__file__).with_name("writer_process.py"))
-STEPS_OF_A_PUT = 5
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +35,14 @@ def spawn(index_url: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
         def start(target: WatchedServer, seed: int, puts: int = 1, killed_at: int = -1) -> subprocess.Popen[str]:
             process = subprocess.Popen(
-                [sys.executable, PROGRAM, index_url, target.url, *map(str, (seed, puts, killed_at))],
+                [
+                    sys.executable,
+                    "-m",
+                    "kbtp.testing.cache_writer",
+                    index_url,
+                    target.url,
+                    *map(str, (seed, puts, killed_at)),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

@@ -1,14 +1,20 @@
-"""A writer in a process of its own: `index target seed puts killed_at`, and it says how many puts it has done.
+"""A writer in a process of its own, for tests and benchmarks of the cache.
 
-With `killed_at` it kills itself, with SIGKILL, before that step of its last put, counted from 0. Without, it puts, gets
-and deletes keys of a few that all processes share, as often as `puts` says, and checks all that it gets.
+`python -m kbtp.testing.cache_writer INDEX TARGET SEED PUTS KILLED_AT` says one JSON object when it is ready, and one
+when it has done.
+
+With KILLED_AT from 0 on it kills itself, with SIGKILL, before that step of its last put, and says nothing. With -1 it
+puts, gets, pins and deletes keys that all processes share, and checks all that it gets: as often as PUTS says or, where
+that is 0, until its standard input ends.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
+import select
 import signal
 import sys
 from typing import Any
@@ -16,6 +22,8 @@ from typing import Any
 from kbtp.cache import Cache
 from kbtp.cache.steps import Step
 
+STEPS_OF_A_PUT = 5
+"""Of the first one, without eviction: look-up, targets, session, blocks, record."""
 KEYS = [b"key %d" % number for number in range(100)]
 LONGEST_BYTES = 20_000
 
@@ -63,7 +71,9 @@ def live(cache: Cache, seed: int, turns: int) -> None:
     draw = random.Random(seed)
     into = bytearray(LONGEST_BYTES + 100)
     wrong = gets = hits = 0
-    for turn in range(turns):
+    for turn in itertools.count():
+        if turn >= turns and (turns or select.select([sys.stdin], [], [], 0)[0]):
+            break
         key = draw.choice(KEYS)
         match draw.choice(("put", "get", "get", "delete", "pin")):
             case "put":

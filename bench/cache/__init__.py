@@ -1,0 +1,1 @@
+"""What must hold of the keyed cache: `python -m bench.cache`."""
