@@ -14,7 +14,6 @@ No I/O and no clock here: messages, work completions and the time come in, `Acti
 from __future__ import annotations
 
 import math
-import sys
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -23,9 +22,10 @@ from kbtp.blocks import Entry
 from kbtp.errors import WireFormatError
 from kbtp.target.actions import Abort, Action, Disconnect, Opened, Resolved, SessionMemory, Terminate
 from kbtp.target.checks import TargetRequest, granted
+from kbtp.target.hello import accepting, denied, granted_features, parse_hello, refusing
 from kbtp.target.identity import DEFAULT_DOMAIN, Admission, Identity
 from kbtp.target.sequences import Sequences, Task
-from kbtp.types import Feature, HelloAckFlag, Opcode, RequestFlag, Status, TerminateCause
+from kbtp.types import Feature, Opcode, RequestFlag, Status, TerminateCause
 from kbtp.verbs.api import MemoryRegion, RdmaRead, RdmaWrite, Recv, Send, Sge, WcOpcode, WcStatus, WorkCompletion
 from kbtp.wire import (
     AllocStore,
@@ -34,7 +34,6 @@ from kbtp.wire import (
     DataDescriptor,
     Free,
     Hello,
-    HelloAck,
     Load,
     Store,
     parse_request,
@@ -46,9 +45,6 @@ if TYPE_CHECKING:
 # What the wr_id of a Send says; those of RDMA Writes and Reads name their tasks.
 _HELLO_ACK = 0
 _COMPLETION = 1
-
-_GRANTABLE = Feature.INVALIDATE
-"""Direct modes are not offered; RECORD_COMPLETION must not be on an RDMAP binding (draft 6.5)."""
 
 
 class Session:
@@ -184,16 +180,7 @@ class Session:
             self._terminate(TerminateCause.DDP_MESSAGE_TOO_LONG, f"HELLO of {len(message)} octets")
             return
         try:
-            hello = parse_request(message)
-        except WireFormatError as error:
-            self._refuse_hello(header, error.status)
-            return
-        assert isinstance(hello, Hello)
-        if self.identity is not None:
-            self._refuse_hello(header, Status.NO_SESSION)
-            return
-        try:
-            hello.check_options()
+            hello = parse_hello(message, in_session=self.identity is not None)
         except WireFormatError as error:
             self._refuse_hello(header, error.status)
             return
@@ -210,19 +197,16 @@ class Session:
             self._open(hello, admission, receives, credits)
 
     def _admit(self, hello: Hello) -> Admission | Status:
-        if hello.auth is not None:  # profile 4: a target without keys
-            return Status.ACCESS_DENIED
-        namespace = self._target.config.namespace
-        if namespace and hello.namespace != namespace:  # profile 2 NAMESPACE
+        if denied(self._target.config, hello):
             return Status.ACCESS_DENIED
         return self._target.identities.admit(DEFAULT_DOMAIN, hello)
 
     def _open(self, hello: Hello, admission: Admission, receives: MemoryRegion, credits: int) -> None:
-        config, target = self._target.config, self._target
+        target = self._target
         self.identity = identity = admission.identity
         # It goes into logs, one line each: what the peer chose must not start a second one.
         self.name = "".join(c if c.isprintable() else "?" for c in hello.name or "")
-        self._features = Feature(hello.requested_features) & _GRANTABLE
+        self._features = granted_features(hello)
         self._sequences = Sequences(target.store, target.identities, identity, self._memory, self, reader=self)
         self._receives = receives
         self._completions_posted_max = credits * limits.COMPLETIONS_POSTED_PER_CREDIT
@@ -230,32 +214,12 @@ class Session:
             self._act(Opened(identity, receives, credits))
         for slot in range(credits):  # profile 3 "Credits": the buffers are there before HELLO_ACK releases them
             self._repost(slot)
-        ack = HelloAck(
-            request_id=hello.request_id,
-            status=Status.SUCCESS,
-            flags=HelloAckFlag.RESUMED if admission.resumed else HelloAckFlag.NONE,
-            granted_features=self._features,
-            block_size=config.block_size_bytes,
-            pool_blocks=config.pool_blocks,
-            allocation_quota=identity.quota,
-            request_credits=credits,
-            max_message=config.max_message_bytes,
-            counter_byte_order=int(sys.byteorder == "big"),
-            incarnation=target.incarnation,
-            first_handle=identity.handles.first,
-            handle_count=identity.handles.count,
-            table_base_handle=target.table_base_handle,
-            table_handles=config.handle_count,
-            bound_blocks=target.store.bound_count(identity.handles),
-            pool_base=config.pool_base,
-            name=config.name or None,
-            namespace=config.namespace or None,
-        )
+        ack = accepting(target, hello, admission, features=self._features, request_credits=credits)
         self._act(Send(wr_id=_HELLO_ACK, inline=ack.pack()))
 
     def _refuse_hello(self, header: CommonHeader, status: Status) -> None:
         """Every failing HELLO_ACK ends the stream (profile 8.1)."""
-        self._act(Send(wr_id=_HELLO_ACK, inline=HelloAck(request_id=header.request_id, status=status).pack()))
+        self._act(Send(wr_id=_HELLO_ACK, inline=refusing(header, status).pack()))
         self._disconnect(f"HELLO refused: {status.name}")
 
     # --- requests ------------------------------------------------------------------------------
