@@ -18,12 +18,25 @@ from typing import Any, ClassVar
 import pytest
 
 from kbtp.blocks import BlockStore, Entry
+from kbtp.keys import Key
 from kbtp.target.actions import Abort, Action, Disconnect, Terminate
 from kbtp.target.config import TargetConfig
 from kbtp.target.target import Target
 from kbtp.types import Opcode, RequestFlag, Status
 from kbtp.verbs.api import Access, RdmaRead, RdmaWrite, Recv, Send, Sge, WcOpcode, WcStatus, WorkCompletion
-from kbtp.wire import AllocStore, Completion, DataDescriptor, Free, Hello, HelloAck, Load, Nonces, Store, parse_response
+from kbtp.wire import (
+    AllocStore,
+    Completion,
+    DataDescriptor,
+    Free,
+    Hello,
+    HelloAck,
+    Load,
+    Nonces,
+    Store,
+    parse_response,
+    sign_hello,
+)
 
 BLOCK = 512
 BLOCKS = 4
@@ -100,12 +113,12 @@ class Answer:
 class Peer:
     """One initiator and the stream between it and the target."""
 
-    def __init__(self, world: World, read_depth: int) -> None:
+    def __init__(self, world: World, read_depth: int, nonces: Nonces) -> None:
         self.world = world
         self.read_depth = read_depth
         self.memory = Memory(world.pool)
         self.session: Any = world.target.open_session(
-            self.memory, nonces=NONCES, read_depth=read_depth, peer="192.0.2.1:4791", now_s=world.now_s
+            self.memory, nonces=nonces, read_depth=read_depth, peer="192.0.2.1:4791", now_s=world.now_s
         )
         self.lent = [Recv(0, Sge(self.memory.hello, 0, 1024))]
         """Receive buffers the target has posted and that are still free: the peer's credits."""
@@ -259,9 +272,16 @@ class Peer:
     def hello(self, **fields: Any) -> HelloAck:
         """HELLO and its answer."""
         answered = len(self.acks)
-        self.send(self.hello_message(**fields).pack())
+        self.say_hello(**fields)
         assert len(self.acks) == answered + 1
         return self.acks[-1]
+
+    def say_hello(self, *, key: Key | None = None, nonces: Nonces = NONCES, **fields: Any) -> bytes:
+        """HELLO, signed with `key` if there is one; its octets. It may have to wait for its answer."""
+        hello = self.hello_message(**fields)
+        octets = hello.pack() if key is None else sign_hello(hello, key, nonces)
+        self.send(octets)
+        return octets
 
     @property
     def ack(self) -> HelloAck:
@@ -391,9 +411,9 @@ class World:
         self.target = Target(self.config, self.store, incarnation=INCARNATION, table_base_handle=BASE_HANDLE)
         self.peers: list[Peer] = []
 
-    def open(self, read_depth: int = 2) -> Peer:
+    def open(self, read_depth: int = 2, *, nonces: Nonces = NONCES) -> Peer:
         """A new stream, before HELLO."""
-        peer = Peer(self, read_depth)
+        peer = Peer(self, read_depth, nonces)
         self.peers.append(peer)
         return peer
 
@@ -439,7 +459,8 @@ class World:
         assert self.store.free_blocks == self.config.pool_blocks
         assert self.store.quotas.left == self.config.pool_blocks
         assert sum(peer.memory.held_regions for peer in self.peers) == 0
-        last = self.connect(requested_quota=self.config.pool_blocks, requested_handles=(1 << 64) - 1)
+        key = next(iter(self.config.keys), None)
+        last = self.connect(key=key, requested_quota=self.config.pool_blocks, requested_handles=(1 << 64) - 1)
         assert last.ack.allocation_quota == self.config.pool_blocks
         assert (last.ack.first_handle, last.ack.handle_count) == (BASE_HANDLE, self.config.handle_count)
         for n in range(self.config.pool_blocks):

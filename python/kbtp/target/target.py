@@ -66,9 +66,9 @@ class Target:
 
     def replace(self, identity: Identity, successor: Session) -> None:
         """End the session that has `identity`, or waits for it; `successor` has it once that is over (profile 3)."""
-        for session in self.sessions:
-            if session.identity is identity or session is self._successors.get(identity):
-                session.replaced()
+        waiting = self._successors.get(identity)
+        present = waiting or next(session for session in self.sessions if session.identity is identity)
+        present.replaced()
         self._successors[identity] = successor
 
     def replace_keys(self, keys: Keys) -> None:
