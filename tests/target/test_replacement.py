@@ -217,6 +217,16 @@ def test_a_waiting_one_that_ends_leaves_nothing_behind(world: Any) -> None:
     assert (back.ack.flags, back.ack.bound_blocks) == (HelloAckFlag.RESUMED, 1)
 
 
+def test_the_next_one_after_a_waiting_one_that_has_ended(world: Any) -> None:
+    old = world.connect(key=A, initiator_id=ALICE)
+    gone = claim(world)
+    gone.end()
+    new = claim(world)
+    old.end()
+    assert gone.acks == []
+    assert new.ack.flags == HelloAckFlag.RESUMED
+
+
 def test_a_waiting_one_that_the_target_ends_does_not_get_it(world: Any) -> None:
     """The target stops while the old stream is ending."""
     old = world.connect(key=A, initiator_id=ALICE)

@@ -33,7 +33,7 @@ class Target:
         self.has_actions: set[Session] = set()
         self.now_s = 0.0
         self._successors: dict[Identity, Session] = {}
-        """Whose HELLO is answered once the session that has the identity is gone."""
+        """Whose HELLO is answered once the session that has the identity is gone, unless it is gone itself."""
         self._free_deadlines_s: dict[int, float] = {}
 
     def open_session(
@@ -57,8 +57,6 @@ class Target:
         self.sessions.discard(session)
         session.end()
         self.has_actions.discard(session)
-        for identity in [identity for identity, successor in self._successors.items() if successor is session]:
-            del self._successors[identity]
         if session.identity is not None:
             successor = self._successors.pop(session.identity, None)
             if successor is None or not successor.succeed(session.identity):
