@@ -181,6 +181,8 @@ mod tests {
         table_handles: 8,
         ring_order: 2,
         first_ticket: 0,
+        direct_blocks: 0,
+        masked_counters: true,
     };
 
     fn blocks(clear_on_free: bool) -> (Device, SharedBlocks) {

@@ -99,6 +99,8 @@ impl Target {
             table_handles: INITIATORS * HANDLES,
             ring_order: BLOCKS.ilog2(),
             first_ticket: 0,
+            direct_blocks: 0,
+            masked_counters: true,
         };
         let blocks = SharedBlocks::create(&pool, &config, true).unwrap();
         connect(&blocks);

@@ -1,0 +1,101 @@
+//! Partitions, and what an initiator allocates there itself (draft 6.6).
+
+use super::BlockStore;
+use crate::blocks::{Entry, HolderId, Partition, PartitionError, Pool, RingMemory};
+use crate::types::{ApiMisuse, BlockOffset, Handle, Status, Ticket};
+
+/// What `bind_ticket` did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Binding {
+    /// The entry as bound.
+    Bound(Entry),
+    /// NO_SPACE or TICKET_MISMATCH, and nothing has changed.
+    Refused(Status),
+}
+
+#[allow(clippy::missing_errors_doc, reason = "for calls out of turn, and as said")]
+impl BlockStore {
+    /// A ring of its own over `block_count` blocks from block `first` of the pool on, which are the holder's quota from
+    /// now on (draft 3.4). `order` is that of the ring, whose memory fits it.
+    ///
+    /// The holder may have a quota in the shared ring, but nothing bound: that quota is given back.
+    pub fn open_partition(
+        &mut self,
+        holder: HolderId,
+        first: u32,
+        block_count: u32,
+        order: u32,
+        memory: RingMemory,
+    ) -> Result<(), ApiMisuse> {
+        self.quotas.check_unused(holder)?;
+        self.partitions.open(holder, first, block_count, order, memory)?;
+        self.quotas.set_apart(holder, block_count)
+    }
+
+    /// That of `holder`, if it has one.
+    pub fn partition(&mut self, holder: HolderId) -> Option<&mut Partition> {
+        self.partitions.of(holder)
+    }
+
+    /// Give it back, every block being home and every ticket bound or reclaimed. Its blocks may be another's next: whoever
+    /// gives them out clears them before.
+    pub fn close_partition(&mut self, holder: HolderId) -> Result<Pool, ApiMisuse> {
+        self.partitions.close(holder)
+    }
+
+    /// Draft 6.6 BIND: bind a handle that is not bound to the block that `holder` took with `ticket` and wrote.
+    ///
+    /// NO_SPACE if that exceeds the quota, in which the ticket itself counts once (profile 8.10). TICKET_MISMATCH if the
+    /// ticket is not one that was taken and not bound, or its slot holds another block. Audits Head.
+    pub fn bind_ticket(
+        &mut self,
+        handle: Handle,
+        holder: HolderId,
+        ticket: Ticket,
+        block_offset: BlockOffset,
+        data_length: u32,
+        seal: bool,
+    ) -> Result<Binding, PartitionError> {
+        let partition = self.partitions.of(holder).ok_or_else(|| no_partition(holder))?;
+        let ready = partition.ring.is_ready(ticket)?;
+        let unbound = partition.ring.unbound_count();
+        let in_slot = partition.read_slot(ticket);
+        self.check_bindable(handle)?;
+        self.check_length(data_length)?;
+        if !self.quotas.charge(holder, unbound.saturating_sub(ready.into()))? {
+            return Ok(Binding::Refused(Status::NoSpace));
+        }
+        if !ready || in_slot != Some(block_offset) {
+            self.quotas.credit(holder)?;
+            return Ok(Binding::Refused(Status::TicketMismatch));
+        }
+        self.ring_of(holder).consume(ticket)?;
+        self.known_crcs.remove(&block_offset);
+        Ok(Binding::Bound(self.table.bind(
+            handle,
+            block_offset,
+            data_length,
+            seal,
+        )?))
+    }
+
+    /// Draft 3.4: the block of one of `Partition::ready_tickets` returns to the ring with a new ticket; tells which it was.
+    ///
+    /// No RDMA Write of the initiator reaches the block any more. The unit of usage is released: it was no more than the
+    /// ticket. Audits Head.
+    pub fn reclaim_ticket(&mut self, holder: HolderId, ticket: Ticket) -> Result<BlockOffset, PartitionError> {
+        let partition = self.partitions.of(holder).ok_or_else(|| no_partition(holder))?;
+        let ready = partition.ring.is_ready(ticket)?;
+        let Some(block_offset) = partition.read_slot(ticket).filter(|_| ready) else {
+            return Err(ApiMisuse(format!("ticket {ticket} of holder {holder} is not outstanding")).into());
+        };
+        partition.ring.consume(ticket)?;
+        self.forget(block_offset)?;
+        self.ring_of(holder).free(block_offset)?;
+        Ok(block_offset)
+    }
+}
+
+fn no_partition(holder: HolderId) -> ApiMisuse {
+    ApiMisuse(format!("holder {holder} has no partition"))
+}
