@@ -14,29 +14,27 @@ No I/O and no clock here: messages, work completions and the time come in, `Acti
 from __future__ import annotations
 
 import math
-import sys
 from collections import deque
 from typing import TYPE_CHECKING
 
 from kbtp import limits
 from kbtp.blocks import Entry
-from kbtp.errors import WireFormatError
+from kbtp.errors import PeerMisbehaved, WireFormatError
 from kbtp.target.actions import Abort, Action, Disconnect, Opened, Resolved, SessionMemory, Terminate
 from kbtp.target.checks import TargetRequest, granted
+from kbtp.target.direct import DIRECT_MODES, DirectModes, offered_features
+from kbtp.target.hello import accepting, denied, granted_features, parse_hello, refusing
 from kbtp.target.identity import DEFAULT_DOMAIN, Admission, Identity
 from kbtp.target.sequences import Sequences, Task
-from kbtp.types import Feature, HelloAckFlag, Opcode, RequestFlag, Status, TerminateCause
+from kbtp.types import Feature, Opcode, RequestFlag, Status, TerminateCause
 from kbtp.verbs.api import MemoryRegion, RdmaRead, RdmaWrite, Recv, Send, Sge, WcOpcode, WcStatus, WorkCompletion
 from kbtp.wire import (
-    AllocStore,
+    Bind,
     CommonHeader,
     Completion,
     DataDescriptor,
     Free,
     Hello,
-    HelloAck,
-    Load,
-    Store,
     parse_request,
 )
 
@@ -47,17 +45,23 @@ if TYPE_CHECKING:
 _HELLO_ACK = 0
 _COMPLETION = 1
 
-_GRANTABLE = Feature.INVALIDATE
-"""Direct modes are not offered; RECORD_COMPLETION must not be on an RDMAP binding (draft 6.5)."""
-
 
 class Session:
     """Decides everything about one stream. `actions` is what the server has to do next, in order."""
 
     def __init__(
-        self, target: Target, memory: SessionMemory, *, read_depth: int, peer: str, now_s: float, offloads: bool
+        self,
+        target: Target,
+        memory: SessionMemory,
+        *,
+        read_depth: int,
+        peer_read_depth: int,
+        peer: str,
+        now_s: float,
+        offloads: bool,
     ) -> None:
         """`read_depth`: RDMA Reads this side may have outstanding, min(own ORD, the peer's IRD) (profile 3).
+        `peer_read_depth`: RDMA Reads and atomics that the peer may have outstanding here.
 
         `offloads`: the RNIC executes sequences, and this sees only the requests that it leaves.
         """
@@ -65,6 +69,7 @@ class Session:
         self._offloads = offloads
         self._memory = memory
         self._read_depth = read_depth
+        self._peer_read_depth = peer_read_depth
         self.peer = peer
         self.name = ""
         self.actions: list[Action] = []
@@ -72,7 +77,9 @@ class Session:
         self.ended = False
         self._ending = False
         self._draining = False
-        self._features = Feature.NONE
+        self.features = Feature.NONE
+        """What HELLO_ACK has granted."""
+        self._direct: DirectModes | None = None
         self._receives: MemoryRegion | None = None
         self._sequences: Sequences | None = None
         self._refused_before_hello = False
@@ -145,6 +152,8 @@ class Session:
             for task in tasks:
                 if self._sequences is not None:
                     self._sequences.abandon(task)
+        if self._direct is not None:
+            self._direct.end()
         self._by_handle.clear()
         self._posted.clear()
         self._waiting_reads.clear()
@@ -159,11 +168,20 @@ class Session:
             self.abort(f"no HELLO within {self._target.config.hello_timeout_s:g} s")
         elif self._read_deadline_s <= now_s:  # profile 8.8
             self.abort(f"an RDMA Read was not answered within {self._target.config.drain_s:g} s")
+        elif self._direct is not None and self._direct.tickets is not None:
+            received = {task.request for tasks in self._by_handle.values() for task in tasks}
+            try:
+                self._direct.tickets.tick(now_s, {one.ticket for one in received if isinstance(one, Bind)})
+            except PeerMisbehaved as error:  # profile 6.9
+                self.misbehaved(error)
 
     def next_deadline_s(self) -> float:
         if self._ending or self.ended:
             return math.inf
-        return self._hello_deadline_s if self.identity is None else self._read_deadline_s
+        if self.identity is None:
+            return self._hello_deadline_s
+        tickets = self._direct.tickets if self._direct is not None else None
+        return min(self._read_deadline_s, tickets.next_deadline_s() if tickets is not None else math.inf)
 
     def drain(self) -> None:
         """The target is going: finish what is outstanding, then end the stream in order."""
@@ -184,16 +202,7 @@ class Session:
             self._terminate(TerminateCause.DDP_MESSAGE_TOO_LONG, f"HELLO of {len(message)} octets")
             return
         try:
-            hello = parse_request(message)
-        except WireFormatError as error:
-            self._refuse_hello(header, error.status)
-            return
-        assert isinstance(hello, Hello)
-        if self.identity is not None:
-            self._refuse_hello(header, Status.NO_SESSION)
-            return
-        try:
-            hello.check_options()
+            hello = parse_hello(message, in_session=self.identity is not None)
         except WireFormatError as error:
             self._refuse_hello(header, error.status)
             return
@@ -203,59 +212,55 @@ class Session:
         except MemoryError:
             self._refuse_hello(header, Status.TARGET_ERROR)
             return
-        admission = self._admit(hello)
+        offered = self._offered(hello)
+        admission = self._admit(hello, offered)
         if isinstance(admission, Status):
             self._refuse_hello(header, admission)
         else:
-            self._open(hello, admission, receives, credits)
+            self._open(hello, admission, offered, receives, credits)
 
-    def _admit(self, hello: Hello) -> Admission | Status:
-        if hello.auth is not None:  # profile 4: a target without keys
-            return Status.ACCESS_DENIED
-        namespace = self._target.config.namespace
-        if namespace and hello.namespace != namespace:  # profile 2 NAMESPACE
-            return Status.ACCESS_DENIED
-        return self._target.identities.admit(DEFAULT_DOMAIN, hello)
+    def _offered(self, hello: Hello) -> Feature:
+        target = self._target
+        return offered_features(
+            target.config,
+            DIRECT_MODES,
+            hello,
+            masked_atomics=target.masked_atomics,
+            peer_read_depth=self._peer_read_depth,
+        )
 
-    def _open(self, hello: Hello, admission: Admission, receives: MemoryRegion, credits: int) -> None:
-        config, target = self._target.config, self._target
+    def _admit(self, hello: Hello, offered: Feature) -> Admission | Status:
+        if denied(self._target.config, hello):
+            return Status.ACCESS_DENIED
+        direct_alloc = bool(offered & Feature.DIRECT_ALLOC)
+        return self._target.identities.admit(DEFAULT_DOMAIN, hello, direct_alloc=direct_alloc)
+
+    def _open(self, hello: Hello, admission: Admission, offered: Feature, receives: MemoryRegion, credits: int) -> None:
+        target = self._target
         self.identity = identity = admission.identity
         # It goes into logs, one line each: what the peer chose must not start a second one.
         self.name = "".join(c if c.isprintable() else "?" for c in hello.name or "")
-        self._features = Feature(hello.requested_features) & _GRANTABLE
-        self._sequences = Sequences(target.store, target.identities, identity, self._memory, self, reader=self)
+        partition = bool(offered & Feature.DIRECT_ALLOC) and target.identities.ensure_partition(identity)
+        self.features = granted_features(hello, offered, partition=partition)
+        self._direct = direct = DirectModes(
+            self.features, target.config, target.store, identity, self._memory, target.now_s
+        )
+        self._sequences = Sequences(
+            target.store, target.identities, identity, self._memory, self, reader=self, tickets=direct.tickets
+        )
         self._receives = receives
         self._completions_posted_max = credits * limits.COMPLETIONS_POSTED_PER_CREDIT
-        if self._offloads:
-            self._act(Opened(identity, receives, credits))
+        self._act(Opened(identity, self.features, receives, credits))
         for slot in range(credits):  # profile 3 "Credits": the buffers are there before HELLO_ACK releases them
             self._repost(slot)
-        ack = HelloAck(
-            request_id=hello.request_id,
-            status=Status.SUCCESS,
-            flags=HelloAckFlag.RESUMED if admission.resumed else HelloAckFlag.NONE,
-            granted_features=self._features,
-            block_size=config.block_size_bytes,
-            pool_blocks=config.pool_blocks,
-            allocation_quota=identity.quota,
-            request_credits=credits,
-            max_message=config.max_message_bytes,
-            counter_byte_order=int(sys.byteorder == "big"),
-            incarnation=target.incarnation,
-            first_handle=identity.handles.first,
-            handle_count=identity.handles.count,
-            table_base_handle=target.table_base_handle,
-            table_handles=config.handle_count,
-            bound_blocks=target.store.bound_count(identity.handles),
-            pool_base=config.pool_base,
-            name=config.name or None,
-            namespace=config.namespace or None,
+        ack = accepting(
+            target, hello, admission, features=self.features, request_credits=credits, direct=direct.ack_fields()
         )
         self._act(Send(wr_id=_HELLO_ACK, inline=ack.pack()))
 
     def _refuse_hello(self, header: CommonHeader, status: Status) -> None:
         """Every failing HELLO_ACK ends the stream (profile 8.1)."""
-        self._act(Send(wr_id=_HELLO_ACK, inline=HelloAck(request_id=header.request_id, status=status).pack()))
+        self._act(Send(wr_id=_HELLO_ACK, inline=refusing(header, status).pack()))
         self._disconnect(f"HELLO refused: {status.name}")
 
     # --- requests ------------------------------------------------------------------------------
@@ -266,14 +271,14 @@ class Session:
             self._terminate(TerminateCause.RDMAP_UNSPECIFIED, "a second request before HELLO")
             return
         try:
-            if not granted(header, self._features, self._read_depth):
+            if not granted(header, self.features, self._read_depth):
                 raise WireFormatError("flags", "not granted in this session", Status.UNSUPPORTED)
             request = parse_request(message)
         except WireFormatError as error:
             self._refused_before_hello = True
             self._complete_header(header, error.status, slot)
             return
-        assert isinstance(request, Load | Store | AllocStore | Free)
+        assert isinstance(request, TargetRequest)
         if self.identity is None:
             self._refused_before_hello = True
             self._complete_header(header, Status.NO_SESSION, slot, _invalidates(request))
@@ -351,6 +356,9 @@ class Session:
         self._disconnect_if_drained()
         self._advance()
 
+    def misbehaved(self, error: PeerMisbehaved) -> None:
+        self._terminate(error.cause, str(error))
+
     def watch_free(self, block_offset: int) -> None:
         self._target.watch_free(block_offset)
 
@@ -415,12 +423,12 @@ class Session:
 
 
 def _data_descriptor(request: TargetRequest) -> DataDescriptor:
-    assert not isinstance(request, Free)  # a FREE moves no data
+    assert not isinstance(request, Free | Bind)  # they move no data
     return request.data
 
 
 def _invalidates(request: TargetRequest) -> int | None:
     """Which STag the completion of a well-formed request invalidates (draft 5.1 INVALIDATE, profile 2)."""
-    if isinstance(request, Free) or not request.flags & RequestFlag.INVALIDATE:
+    if isinstance(request, Free | Bind) or not request.flags & RequestFlag.INVALIDATE:
         return None
     return request.data.stag
