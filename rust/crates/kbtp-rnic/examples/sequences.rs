@@ -129,7 +129,8 @@ impl Target {
             direct_blocks: 0,
             masked_counters: true,
         };
-        let blocks = SharedBlocks::create(&pool, &config, false).unwrap();
+        let table = Buffer::zeroed(8 * config.table_words() as usize).unwrap();
+        let blocks = SharedBlocks::create(&pool, table, &config, false).unwrap();
         let handles = HandleRange {
             first: FIRST_HANDLE,
             count: count as u64,

@@ -102,7 +102,8 @@ impl Target {
             direct_blocks: 0,
             masked_counters: true,
         };
-        let blocks = SharedBlocks::create(&pool, &config, true).unwrap();
+        let table = Buffer::zeroed(8 * config.table_words() as usize).unwrap();
+        let blocks = SharedBlocks::create(&pool, table, &config, true).unwrap();
         connect(&blocks);
         blocks.with(|store| {
             for initiator in 0..INITIATORS {

@@ -17,7 +17,7 @@ mod words;
 
 pub use counter::{CounterForm, ring_order_for};
 pub use handles::{AssignedRanges, DomainId, HandleRange};
-pub use partition::{Partition, PartitionError};
+pub use partition::{Partition, PartitionBlocks, PartitionError};
 pub use pins::{FinishedFree, FreeToken, OwnerId, Pin, PinnedFree};
 pub use pool::Pool;
 pub use quota::{HolderId, QuotaLedger};

@@ -5,7 +5,7 @@
 
 use std::collections::hash_map::Entry as Place;
 
-use super::counter::CounterForm;
+use super::counter::{CounterForm, ring_order_for};
 use super::pool::Pool;
 use super::quota::HolderId;
 use super::ring::{FreeBlockRing, RingMemory};
@@ -31,6 +31,26 @@ impl From<ApiMisuse> for PartitionError {
 impl From<PeerMisbehaved> for PartitionError {
     fn from(error: PeerMisbehaved) -> Self {
         Self::Misbehaved(error)
+    }
+}
+
+/// Which blocks of the pool a partition is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartitionBlocks {
+    /// The first of them; block 0 is that at Pool Base.
+    pub first: u32,
+    /// How many.
+    pub count: u32,
+}
+
+impl PartitionBlocks {
+    /// n of a ring for them (profile 2, HELLO_ACK at 52).
+    ///
+    /// # Errors
+    ///
+    /// For more than a ring takes.
+    pub fn ring_order(&self) -> Result<u32, ApiMisuse> {
+        ring_order_for(self.count)
     }
 }
 
@@ -64,10 +84,10 @@ impl Partition {
         self.ring.restore_head();
     }
 
-    /// See `FreeBlockRing::ready_tickets`.
+    /// See `FreeBlockRing::outstanding_tickets`.
     #[allow(clippy::missing_errors_doc, reason = "said there")]
-    pub fn ready_tickets(&mut self) -> Result<Vec<Ticket>, PeerMisbehaved> {
-        self.ring.ready_tickets()
+    pub fn outstanding_tickets(&mut self) -> Result<Vec<Ticket>, PeerMisbehaved> {
+        self.ring.outstanding_tickets()
     }
 
     /// See `FreeBlockRing::read_slot`.
@@ -99,23 +119,21 @@ impl Partitions {
         }
     }
 
-    /// Blocks `first` to `first + block_count - 1` of the pool are the holder's, all free.
+    /// `blocks` are the holder's, all free; `memory` is that of a ring of their `ring_order`.
     pub(super) fn open(
         &mut self,
         holder: HolderId,
-        first: u32,
-        block_count: u32,
-        order: u32,
+        blocks: PartitionBlocks,
         memory: RingMemory,
     ) -> Result<(), ApiMisuse> {
-        let blocks = self.pool.part(first, block_count)?;
-        let others = self.by_holder.values().map(|partition| &partition.blocks);
-        if first < self.first_block || others.into_iter().any(|other| meet(other, &blocks)) {
+        let part = self.pool.part(blocks.first, blocks.count)?;
+        let mut others = self.by_holder.values().map(|partition| &partition.blocks);
+        if blocks.first < self.first_block || others.any(|other| meet(other, &part)) {
             return Err(ApiMisuse(format!(
-                "blocks {first} to {} are not set aside, or another partition's",
-                first + (block_count - 1)
+                "{blocks:?} are not set aside, or another partition's"
             )));
         }
+        let order = blocks.ring_order()?;
         let form = if self.masked {
             CounterForm::masked(order)?
         } else {
@@ -124,8 +142,8 @@ impl Partitions {
         let Place::Vacant(place) = self.by_holder.entry(holder) else {
             return Err(ApiMisuse(format!("holder {holder} has a partition already")));
         };
-        let ring = FreeBlockRing::new(memory, form, blocks, self.first_ticket)?;
-        place.insert(Partition { blocks, ring });
+        let ring = FreeBlockRing::new(memory, form, part, self.first_ticket)?;
+        place.insert(Partition { blocks: part, ring });
         Ok(())
     }
 

@@ -51,7 +51,7 @@ pub struct RingMemory {
 /// One owner calls the methods. A peer of a direct mode may read the slots and advance Head with its own FetchAdds
 /// (draft 6.6): then Head is checked by `audit_head` at every look and no address comes from it (profile 6.9), and a
 /// FetchAdd that comes between two of the owner's steps is borne. What the peer has taken is `unbound_count` tickets;
-/// those of them that a block lies ready for are `ready_tickets`.
+/// `outstanding_tickets` are those of them whose block is there.
 ///
 /// Every step that its caller takes out of turn is refused.
 pub struct FreeBlockRing {
@@ -292,22 +292,22 @@ impl FreeBlockRing {
         next.wrapping_sub(self.not_consumed_from)
     }
 
-    /// Of these, the ones whose block is in its slot, oldest first. Audits Head, and refuses as that does.
-    pub fn ready_tickets(&mut self) -> Result<Vec<Ticket>, PeerMisbehaved> {
+    /// Whether a peer has taken `ticket` and its block lies in its slot. Audits Head, and refuses as that does.
+    pub fn is_outstanding(&mut self, ticket: Ticket) -> Result<bool, PeerMisbehaved> {
+        let head = self.audit_head()?;
+        Ok(was_taken(ticket, head) && self.read_slot(ticket).is_some())
+    }
+
+    /// All that `is_outstanding` holds for, oldest first.
+    pub fn outstanding_tickets(&mut self) -> Result<Vec<Ticket>, PeerMisbehaved> {
         let head = self.audit_head()?;
         let written = (0..self.slot_count()).filter_map(|slot| {
             let (sequence, block_offset) = self.slot(slot);
             (block_offset != BLOCK_OFFSET_EMPTY).then_some(sequence)
         });
-        let mut ready: Vec<_> = written.filter(|&ticket| is_before(ticket, head)).collect();
-        ready.sort_unstable_by_key(|ticket| ticket.wrapping_sub(head));
-        Ok(ready)
-    }
-
-    /// Whether `ticket` is one of `ready_tickets`.
-    pub fn is_ready(&mut self, ticket: Ticket) -> Result<bool, PeerMisbehaved> {
-        let head = self.audit_head()?;
-        Ok(is_before(ticket, head) && self.read_slot(ticket).is_some())
+        let mut tickets: Vec<_> = written.filter(|&ticket| was_taken(ticket, head)).collect();
+        tickets.sort_unstable_by_key(|ticket| ticket.wrapping_sub(head));
+        Ok(tickets)
     }
 
     /// Whether FetchAdds can have taken Head from where it was to `ticket`: not back, and not beyond Tail.
@@ -364,8 +364,7 @@ impl FreeBlockRing {
     }
 }
 
-/// Whether the slot of `ticket`, which was written, is one that was taken before Head came to `head`. What is in a slot is
-/// never 2^31 tickets from Head: it is taken next, or was taken and is outstanding.
-fn is_before(ticket: Ticket, head: Ticket) -> bool {
+/// Whether Head at `head` has come by `ticket`. One that is farther before it than this is ahead of it.
+fn was_taken(ticket: Ticket, head: Ticket) -> bool {
     (1..=Ticket::MAX / 2).contains(&head.wrapping_sub(ticket))
 }

@@ -217,7 +217,7 @@ fn no_ticket_is_taken_for_a_block_that_a_peer_was_faster_to_get() {
         let taken = faster + u32::from(expected.is_some());
         assert_eq!(memories.counters().0, form.encode(taken));
         assert_eq!(ring.unbound_count(), faster);
-        assert_eq!(ring.ready_tickets(), Ok((0..faster).collect()));
+        assert_eq!(ring.outstanding_tickets(), Ok((0..faster).collect()));
     }
 }
 
@@ -335,14 +335,14 @@ fn a_head_that_went_back_ends_the_stream_and_can_be_restored() {
         memories.set_head(form.encode(back));
         let error = ring.audit_head().unwrap_err();
         assert_eq!(error.cause, TerminateCause::RdmapCatastrophicStream);
-        assert!(ring.ready_tickets().is_err() && ring.is_ready(taken[0]).is_err());
+        assert!(ring.outstanding_tickets().is_err() && ring.is_outstanding(taken[0]).is_err());
     }
     ring.restore_head();
     assert_eq!((memories.counters().0, ring.audit_head()), (form.encode(0), Ok(0)));
     ring.take_head_ticket();
     ring.restore_head();
     assert_eq!(memories.counters().0, form.encode(1), "what is by rule stays");
-    assert_eq!(ring.ready_tickets(), Ok(vec![taken[0], taken[1], 0]));
+    assert_eq!(ring.outstanding_tickets(), Ok(vec![taken[0], taken[1], 0]));
 }
 
 #[test]
@@ -358,21 +358,27 @@ fn what_was_consumed_was_taken_and_head_does_not_go_back_behind_it() {
 }
 
 #[test]
-fn tickets_are_ready_once_taken_and_written_and_until_consumed() {
+fn tickets_are_outstanding_once_taken_and_written_and_until_consumed() {
     let (mut ring, _) = four();
-    assert_eq!((ring.ready_tickets(), ring.is_ready(0)), (Ok(vec![]), Ok(false)));
+    assert_eq!(
+        (ring.outstanding_tickets(), ring.is_outstanding(0)),
+        (Ok(vec![]), Ok(false))
+    );
     let tickets = [(); 4].map(|()| ring.take_head_ticket());
-    assert_eq!((ring.ready_tickets(), ring.unbound_count()), (Ok(tickets.to_vec()), 4));
+    assert_eq!(
+        (ring.outstanding_tickets(), ring.unbound_count()),
+        (Ok(tickets.to_vec()), 4)
+    );
     for bound in [2, 0] {
         ring.consume(bound).unwrap();
     }
-    assert_eq!((ring.ready_tickets(), ring.unbound_count()), (Ok(vec![1, 3]), 2));
+    assert_eq!((ring.outstanding_tickets(), ring.unbound_count()), (Ok(vec![1, 3]), 2));
     ring.free(0x3000).unwrap();
     let waiting = ring.take_head_ticket();
-    assert_eq!((waiting, ring.is_ready(waiting)), (4, Ok(true)));
-    assert_eq!(ring.ready_tickets(), Ok(vec![1, 3, 4]));
+    assert_eq!((waiting, ring.is_outstanding(waiting)), (4, Ok(true)));
+    assert_eq!(ring.outstanding_tickets(), Ok(vec![1, 3, 4]));
     assert_eq!(
-        [0, 2, 5].map(|ticket| ring.is_ready(ticket)),
+        [0, 2, 5].map(|ticket| ring.is_outstanding(ticket)),
         [Ok(false), Ok(false), Ok(false)]
     );
 }

@@ -1,7 +1,7 @@
 //! Partitions, and what an initiator allocates there itself (draft 6.6).
 
 use super::BlockStore;
-use crate::blocks::{Entry, HolderId, Partition, PartitionError, Pool, RingMemory};
+use crate::blocks::{Entry, HolderId, Partition, PartitionBlocks, PartitionError, Pool, RingMemory};
 use crate::types::{ApiMisuse, BlockOffset, Handle, Status, Ticket};
 
 /// What `bind_ticket` did.
@@ -15,21 +15,18 @@ pub enum Binding {
 
 #[allow(clippy::missing_errors_doc, reason = "for calls out of turn, and as said")]
 impl BlockStore {
-    /// A ring of its own over `block_count` blocks from block `first` of the pool on, which are the holder's quota from
-    /// now on (draft 3.4). `order` is that of the ring, whose memory fits it.
+    /// A ring of its own over `blocks`, which are the holder's quota from now on (draft 3.4).
     ///
     /// The holder may have a quota in the shared ring, but nothing bound: that quota is given back.
     pub fn open_partition(
         &mut self,
         holder: HolderId,
-        first: u32,
-        block_count: u32,
-        order: u32,
+        blocks: PartitionBlocks,
         memory: RingMemory,
     ) -> Result<(), ApiMisuse> {
         self.quotas.check_unused(holder)?;
-        self.partitions.open(holder, first, block_count, order, memory)?;
-        self.quotas.set_apart(holder, block_count)
+        self.partitions.open(holder, blocks, memory)?;
+        self.quotas.set_apart(holder, blocks.count)
     }
 
     /// That of `holder`, if it has one.
@@ -57,15 +54,15 @@ impl BlockStore {
         seal: bool,
     ) -> Result<Binding, PartitionError> {
         let partition = self.partitions.of(holder).ok_or_else(|| no_partition(holder))?;
-        let ready = partition.ring.is_ready(ticket)?;
+        let outstanding = partition.ring.is_outstanding(ticket)?;
         let unbound = partition.ring.unbound_count();
         let in_slot = partition.read_slot(ticket);
         self.check_bindable(handle)?;
         self.check_length(data_length)?;
-        if !self.quotas.charge(holder, unbound.saturating_sub(ready.into()))? {
+        if !self.quotas.charge(holder, unbound.saturating_sub(outstanding.into()))? {
             return Ok(Binding::Refused(Status::NoSpace));
         }
-        if !ready || in_slot != Some(block_offset) {
+        if !outstanding || in_slot != Some(block_offset) {
             self.quotas.credit(holder)?;
             return Ok(Binding::Refused(Status::TicketMismatch));
         }
@@ -79,14 +76,14 @@ impl BlockStore {
         )?))
     }
 
-    /// Draft 3.4: the block of one of `Partition::ready_tickets` returns to the ring with a new ticket; tells which it was.
+    /// Draft 3.4: the block of one of `Partition::outstanding_tickets` returns to the ring with a new ticket; tells which it was.
     ///
     /// No RDMA Write of the initiator reaches the block any more. The unit of usage is released: it was no more than the
     /// ticket. Audits Head.
     pub fn reclaim_ticket(&mut self, holder: HolderId, ticket: Ticket) -> Result<BlockOffset, PartitionError> {
         let partition = self.partitions.of(holder).ok_or_else(|| no_partition(holder))?;
-        let ready = partition.ring.is_ready(ticket)?;
-        let Some(block_offset) = partition.read_slot(ticket).filter(|_| ready) else {
+        let outstanding = partition.ring.is_outstanding(ticket)?;
+        let Some(block_offset) = partition.read_slot(ticket).filter(|_| outstanding) else {
             return Err(ApiMisuse(format!("ticket {ticket} of holder {holder} is not outstanding")).into());
         };
         partition.ring.consume(ticket)?;
