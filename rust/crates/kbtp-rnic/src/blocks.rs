@@ -105,6 +105,8 @@ impl SharedBlocks {
         slots: Buffer,
         head: Buffer,
     ) -> Result<(), Error> {
+        // What is refused is not dropped under the store's lock: a keepalive may run anything.
+        let _kept = (slots.share(), head.share());
         let memory = RingMemory {
             slots: Box::new(BufferWords::new(slots)?),
             head: Box::new(BufferWords::new(head)?),
@@ -119,11 +121,12 @@ impl SharedBlocks {
     ///
     /// `Error::ApiMisuse` as there.
     pub fn close_partition(&self, holder: HolderId) -> Result<(), Error> {
-        let (pool, blocks) = self.with(|store| {
-            let blocks = store.close_partition(holder);
-            blocks.map(|blocks| (*store.pool(), blocks))
+        let (pool, partition) = self.with(|store| {
+            let partition = store.close_partition(holder);
+            partition.map(|partition| (*store.pool(), partition))
         })?;
         // Nobody's now, and so with no lock held.
+        let blocks = partition.blocks();
         for block_offset in (0..blocks.block_count()).filter_map(|index| blocks.offset_of(index)) {
             if let Some(position) = pool.position(block_offset) {
                 self.shared.pool.clear(position, pool.block_size_bytes());

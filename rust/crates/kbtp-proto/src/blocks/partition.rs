@@ -164,8 +164,8 @@ impl Partitions {
         self.ring_of(holder).map_or(0, |ring| ring.unbound_count())
     }
 
-    /// It is no more; what its blocks hold is still to be cleared. Refused while a block of it is out, or a ticket is.
-    pub(super) fn close(&mut self, holder: HolderId) -> Result<Pool, ApiMisuse> {
+    /// It is no more. Refused while a block of it is out, or a ticket is.
+    pub(super) fn close(&mut self, holder: HolderId) -> Result<Partition, ApiMisuse> {
         let Place::Occupied(place) = self.by_holder.entry(holder) else {
             return Err(ApiMisuse(format!("holder {holder} has no partition")));
         };
@@ -175,7 +175,7 @@ impl Partitions {
                 "the partition of holder {holder} has blocks or tickets out"
             )));
         }
-        Ok(place.remove().blocks)
+        Ok(place.remove())
     }
 
     pub(super) fn free_count(&self) -> u32 {

@@ -1,7 +1,7 @@
 //! Partitions, and what an initiator allocates there itself (draft 6.6).
 
 use super::BlockStore;
-use crate::blocks::{Entry, HolderId, Partition, PartitionBlocks, PartitionError, Pool, RingMemory};
+use crate::blocks::{Entry, HolderId, Partition, PartitionBlocks, PartitionError, RingMemory};
 use crate::types::{ApiMisuse, BlockOffset, Handle, Status, Ticket};
 
 /// What `bind_ticket` did.
@@ -34,10 +34,12 @@ impl BlockStore {
         self.partitions.of(holder)
     }
 
-    /// Give it back, every block being home and every ticket bound or reclaimed. Its blocks may be another's next: whoever
-    /// gives them out clears them before.
-    pub fn close_partition(&mut self, holder: HolderId) -> Result<Pool, ApiMisuse> {
-        self.partitions.close(holder)
+    /// Give it back, and the holder's quota with it; every block is home, no ticket is taken. What the blocks hold is still
+    /// to be cleared before they are another's.
+    pub fn close_partition(&mut self, holder: HolderId) -> Result<Partition, ApiMisuse> {
+        let partition = self.partitions.close(holder)?;
+        self.quotas.release(holder)?;
+        Ok(partition)
     }
 
     /// Draft 6.6 BIND: bind a handle that is not bound to the block that `holder` took with `ticket` and wrote.
