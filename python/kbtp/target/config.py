@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kbtp import limits
 from kbtp.blocks import ring_order_for
 from kbtp.errors import ApiMisuse
+from kbtp.keys import Keys
 from kbtp.types import Feature
 
 
@@ -33,8 +34,10 @@ class TargetConfig:
     """How long an identity's range, quota and blocks outlive its stream; `math.inf` keeps them (profile 3)."""
     drain_s: float = limits.DRAIN_S
     hello_timeout_s: float = limits.HELLO_TIMEOUT_S
+    keys: Keys = field(default_factory=Keys)
+    """Who may open a session; without any, everybody (profile 4)."""
     clear_on_free: bool = False
-    """Clear every block before it returns to the ring, not only those that change trust domain."""
+    """Clear every block before it returns to the ring, also where all are of one trust domain: see `clears_blocks`."""
     pool_base: int = limits.DEFAULT_POOL_BASE
     direct: Feature = Feature.NONE
     """Direct modes that initiators may use, DIRECT_LOAD and DIRECT_ALLOC: for those that are trusted with all blocks
@@ -99,7 +102,7 @@ class TargetConfig:
     @property
     def one_trust_domain(self) -> bool:
         """Whether all blocks there can be are of one trust domain (profile 6.4)."""
-        return True
+        return len(self.keys.domains) <= 1
 
     @property
     def default_quota(self) -> int:
@@ -121,6 +124,12 @@ class TargetConfig:
     def ring_order(self) -> int:
         """n of the shared ring: N = 2^n is at least the number of its blocks and at least 2 (draft 3.3, profile 5)."""
         return ring_order_for(self.shared_blocks)
+
+    @property
+    def clears_blocks(self) -> bool:
+        """Whether blocks are cleared before they return to the ring. With several trust domains each of them may change
+        its domain there (profile 3)."""
+        return self.clear_on_free or not self.one_trust_domain
 
     def default_handles(self, granted_quota: int) -> int:
         """Handles for an initiator that asks for none in particular: two a block, so that a spare one is at hand."""

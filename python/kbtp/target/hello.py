@@ -3,23 +3,24 @@
 | step | here | what it may refuse with |
 |---|---|---|
 | the message | `parse_hello` | UNSUPPORTED, MALFORMED, NO_SESSION, UNSUPPORTED (an option) |
-| who it is | `denied` | ACCESS_DENIED |
+| who it is | `trust_of` | ACCESS_DENIED |
 | identity, range, quota | `Identities.admit` | ACCESS_DENIED, NO_SPACE |
 | features | `granted_features`, `kbtp.target.direct` | |
-| the answer | `accepting`, `refusing` | |
+| the answer | `accepting`, `packed`, `refusing` | |
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kbtp.errors import WireFormatError
-from kbtp.target.config import TargetConfig
+from kbtp.keys import DEFAULT_DOMAIN, Key
 from kbtp.target.identity import Admission
 from kbtp.types import Feature, HelloAckFlag, Status
-from kbtp.wire import CommonHeader, Hello, HelloAck, parse_request
+from kbtp.wire import CommonHeader, Hello, HelloAck, Nonces, key_of_hello, parse_request, sign_hello_ack
 
 if TYPE_CHECKING:
     from kbtp.target.target import Target
@@ -41,11 +42,31 @@ def parse_hello(message: memoryview, *, in_session: bool) -> Hello:
     return hello
 
 
-def denied(config: TargetConfig, hello: Hello) -> bool:
-    """ACCESS_DENIED, but for a live identity, which `Identities.admit` finds."""
-    if hello.auth is not None:  # profile 4: a target without keys
-        return True
-    return bool(config.namespace) and hello.namespace != config.namespace  # profile 2 NAMESPACE
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What a HELLO has proved."""
+
+    domain: str
+    key: Key | None
+    """None: the target has no keys, and nothing was proved."""
+
+    @property
+    def direct(self) -> Feature:
+        """Direct modes that may be granted, as far as the target offers them."""
+        return Feature.DIRECT_LOAD | Feature.DIRECT_ALLOC if self.key is None else self.key.direct
+
+
+def trust_of(target: Target, hello: Hello, octets: bytes, nonces: Nonces) -> Trust | None:
+    """None: ACCESS_DENIED. A live identity is left to `Identities.admit`. `octets` are those of `hello`."""
+    namespace = target.config.namespace
+    if not target.keys:
+        trust = Trust(DEFAULT_DOMAIN, None) if hello.auth is None else None  # profile 4: a target without keys
+    else:
+        key = key_of_hello(octets, hello.auth, target.keys, nonces)
+        trust = None if key is None else Trust(key.domain, key)
+    if namespace and hello.namespace != namespace:  # profile 2 NAMESPACE
+        return None
+    return trust
 
 
 def granted_features(hello: Hello, offered: Feature, *, partition: bool) -> Feature:
@@ -91,6 +112,11 @@ def accepting(
         namespace=config.namespace or None,
         **direct,
     )
+
+
+def packed(ack: HelloAck, trust: Trust, hello: bytes, nonces: Nonces) -> bytes:
+    """`ack` with everything that is granted in it, as it leaves: the MAC covers all of it (profile 4)."""
+    return ack.pack() if trust.key is None else sign_hello_ack(ack, trust.key, nonces, hello)
 
 
 def refusing(header: CommonHeader, status: Status) -> HelloAck:

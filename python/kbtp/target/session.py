@@ -6,6 +6,7 @@ No I/O and no clock here: messages, work completions and the time come in, `Acti
 |---|---|---|
 | before HELLO | HELLO | HELLO_ACK; SUCCESS opens the session, anything else ends the stream (profile 8.1) |
 | | any other request | one COMPLETION (NO_SESSION); the next one ends the stream (profile 8.2) |
+| waiting | the end of the session that has its identity (profile 3) | as SUCCESS above |
 | open | a request | checks, then its turn on its handle, its sequence, one COMPLETION |
 | | a second HELLO | HELLO_ACK (NO_SESSION), then the stream ends |
 | ended | | every request is resolved as wholly done or not done (profile 3) |
@@ -15,17 +16,21 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kbtp import limits
 from kbtp.blocks import Entry
 from kbtp.errors import PeerMisbehaved, WireFormatError
+from kbtp.keys import Key
 from kbtp.target.actions import Abort, Action, Disconnect, Opened, Resolved, SessionMemory, Terminate
 from kbtp.target.checks import TargetRequest, granted
-from kbtp.target.direct import DIRECT_MODES, DirectModes, offered_features
-from kbtp.target.hello import accepting, denied, granted_features, parse_hello, refusing
-from kbtp.target.identity import DEFAULT_DOMAIN, Admission, Identity
+from kbtp.target.direct import DirectModes, offered_features
+from kbtp.target.hello import Trust, accepting, granted_features, packed, parse_hello, refusing, trust_of
+from kbtp.target.identity import Admission, Identity
 from kbtp.target.sequences import Sequences, Task
+from kbtp.target.tickets import Tickets
+from kbtp.target.turns import Turns
 from kbtp.types import Feature, Opcode, RequestFlag, Status, TerminateCause
 from kbtp.verbs.api import MemoryRegion, RdmaRead, RdmaWrite, Recv, Send, Sge, WcOpcode, WcStatus, WorkCompletion
 from kbtp.wire import (
@@ -35,6 +40,7 @@ from kbtp.wire import (
     DataDescriptor,
     Free,
     Hello,
+    Nonces,
     parse_request,
 )
 
@@ -46,6 +52,19 @@ _HELLO_ACK = 0
 _COMPLETION = 1
 
 
+@dataclass(frozen=True, slots=True)
+class _GrantedHello:
+    """A HELLO that every check has passed."""
+
+    hello: Hello
+    octets: bytes
+    trust: Trust
+    offered: Feature
+    """Direct modes that it may get."""
+    receives: MemoryRegion
+    credits: int
+
+
 class Session:
     """Decides everything about one stream. `actions` is what the server has to do next, in order."""
 
@@ -54,6 +73,7 @@ class Session:
         target: Target,
         memory: SessionMemory,
         *,
+        nonces: Nonces,
         read_depth: int,
         peer_read_depth: int,
         peer: str,
@@ -68,12 +88,16 @@ class Session:
         self._target = target
         self._offloads = offloads
         self._memory = memory
+        self._nonces = nonces
         self._read_depth = read_depth
         self._peer_read_depth = peer_read_depth
         self.peer = peer
         self.name = ""
         self.actions: list[Action] = []
         self.identity: Identity | None = None
+        self.key: Key | None = None
+        """What it authenticated with (profile 4)."""
+        self._waiting: _GrantedHello | None = None
         self.ended = False
         self._ending = False
         self._draining = False
@@ -89,8 +113,7 @@ class Session:
         self._completions_posted_max = limits.COMPLETIONS_POSTED_PER_CREDIT
         self._held_completions: deque[tuple[Completion, int, int | None]] = deque()
         self._posted: dict[int, Task] = {}
-        self._by_handle: dict[int, list[Task]] = {}
-        self._ready_handles: deque[int] = deque()
+        self._turns = Turns()
         self._advancing = False
         self._reads_posted = 0
         self._waiting_reads: deque[tuple[Task, Sge]] = deque()
@@ -99,7 +122,7 @@ class Session:
     @property
     def outstanding(self) -> int:
         """Requests that are not resolved yet, and completions that wait for room in the send queue."""
-        return sum(map(len, self._by_handle.values())) + len(self._held_completions)
+        return len(self._turns) + len(self._held_completions)
 
     # --- what comes in -------------------------------------------------------------------------
 
@@ -148,13 +171,12 @@ class Session:
     def end(self) -> None:
         """The stream has ended: nothing of the peer's can be placed any more (profile 3 "End of a stream")."""
         self.ended = True
-        for tasks in self._by_handle.values():
-            for task in tasks:
-                if self._sequences is not None:
-                    self._sequences.abandon(task)
+        for task in list(self._turns):
+            if self._sequences is not None:
+                self._sequences.abandon(task)
         if self._direct is not None:
             self._direct.end()
-        self._by_handle.clear()
+        self._turns.clear()
         self._posted.clear()
         self._waiting_reads.clear()
         self._held_completions.clear()
@@ -164,24 +186,31 @@ class Session:
         """End the stream if the peer let a deadline pass."""
         if self._ending or self.ended:
             return
-        if self.identity is None and self._hello_deadline_s <= now_s:  # profile 3, 8.2
+        if self._awaits_hello and self._hello_deadline_s <= now_s:  # profile 3, 8.2
             self.abort(f"no HELLO within {self._target.config.hello_timeout_s:g} s")
         elif self._read_deadline_s <= now_s:  # profile 8.8
             self.abort(f"an RDMA Read was not answered within {self._target.config.drain_s:g} s")
-        elif self._direct is not None and self._direct.tickets is not None:
-            received = {task.request for tasks in self._by_handle.values() for task in tasks}
+        elif self._tickets is not None and self._tickets.next_deadline_s() <= now_s:
+            received = [task.request.ticket for task in self._turns if isinstance(task.request, Bind)]
             try:
-                self._direct.tickets.tick(now_s, {one.ticket for one in received if isinstance(one, Bind)})
+                self._tickets.tick(now_s, received)
             except PeerMisbehaved as error:  # profile 6.9
                 self.misbehaved(error)
 
     def next_deadline_s(self) -> float:
         if self._ending or self.ended:
             return math.inf
-        if self.identity is None:
+        if self._awaits_hello:
             return self._hello_deadline_s
-        tickets = self._direct.tickets if self._direct is not None else None
-        return min(self._read_deadline_s, tickets.next_deadline_s() if tickets is not None else math.inf)
+        return min(self._read_deadline_s, self._tickets.next_deadline_s() if self._tickets is not None else math.inf)
+
+    @property
+    def _tickets(self) -> Tickets | None:
+        return self._direct.tickets if self._direct is not None else None
+
+    @property
+    def _awaits_hello(self) -> bool:
+        return self.identity is None and self._waiting is None
 
     def drain(self) -> None:
         """The target is going: finish what is outstanding, then end the stream in order."""
@@ -193,6 +222,12 @@ class Session:
         if not self._ending and not self.ended:
             self._ending = True
             self._act(Abort(why))
+
+    def replaced(self) -> None:
+        """A new session of the same identity takes its place: end the stream at once, even if it is ending in order."""
+        if not self.ended:
+            self._ending = True
+            self._act(Abort("replaced by a new session of the same identity"))
 
     # --- HELLO ---------------------------------------------------------------------------------
 
@@ -206,42 +241,54 @@ class Session:
         except WireFormatError as error:
             self._refuse_hello(header, error.status)
             return
+        octets = bytes(message)
+        trust = trust_of(self._target, hello, octets, self._nonces)
+        if trust is None:
+            self._refuse_hello(header, Status.ACCESS_DENIED)
+            return
+        self.key = trust.key
         credits = min(hello.completion_credits, self._target.config.request_credits)
         try:
             receives = self._memory.allocate(credits * self._target.config.max_message_bytes)
         except MemoryError:
             self._refuse_hello(header, Status.TARGET_ERROR)
             return
-        offered = self._offered(hello)
-        admission = self._admit(hello, offered)
+        offered = offered_features(
+            self._target.config,
+            trust.direct,
+            hello,
+            masked_atomics=self._target.masked_atomics,
+            peer_read_depth=self._peer_read_depth,
+        )
+        granted = _GrantedHello(hello, octets, trust, offered, receives, credits)
+        live = self._target.identities.live(trust.domain, hello.initiator_id)
+        if live is not None and trust.key is not None:  # profile 3 "Identity"
+            self._waiting = granted
+            self._target.replace(live, self)
+            return
+        direct_alloc = bool(offered & Feature.DIRECT_ALLOC)
+        admission = self._target.identities.admit(trust.domain, hello, direct_alloc=direct_alloc)
         if isinstance(admission, Status):
             self._refuse_hello(header, admission)
         else:
-            self._open(hello, admission, offered, receives, credits)
+            self._open(granted, admission)
 
-    def _offered(self, hello: Hello) -> Feature:
-        target = self._target
-        return offered_features(
-            target.config,
-            DIRECT_MODES,
-            hello,
-            masked_atomics=target.masked_atomics,
-            peer_read_depth=self._peer_read_depth,
-        )
+    def succeed(self, identity: Identity) -> bool:
+        """Everything of the session that had `identity` is resolved. False: this one does not want it any more."""
+        if self._waiting is None or self._ending or self.ended:
+            return False
+        granted, self._waiting = self._waiting, None
+        self._open(granted, Admission(identity, resumed=True))
+        return True
 
-    def _admit(self, hello: Hello, offered: Feature) -> Admission | Status:
-        if denied(self._target.config, hello):
-            return Status.ACCESS_DENIED
-        direct_alloc = bool(offered & Feature.DIRECT_ALLOC)
-        return self._target.identities.admit(DEFAULT_DOMAIN, hello, direct_alloc=direct_alloc)
-
-    def _open(self, hello: Hello, admission: Admission, offered: Feature, receives: MemoryRegion, credits: int) -> None:
-        target = self._target
+    def _open(self, granted: _GrantedHello, admission: Admission) -> None:
+        target, hello, receives, credits = self._target, granted.hello, granted.receives, granted.credits
         self.identity = identity = admission.identity
         # It goes into logs, one line each: what the peer chose must not start a second one.
         self.name = "".join(c if c.isprintable() else "?" for c in hello.name or "")
-        partition = bool(offered & Feature.DIRECT_ALLOC) and target.identities.ensure_partition(identity)
-        self.features = granted_features(hello, offered, partition=partition)
+        direct_alloc = bool(granted.offered & Feature.DIRECT_ALLOC)
+        partition = direct_alloc and target.identities.ensure_partition(identity)
+        self.features = granted_features(hello, granted.offered, partition=partition)
         self._direct = direct = DirectModes(
             self.features, target.config, target.store, identity, self._memory, target.now_s
         )
@@ -256,7 +303,7 @@ class Session:
         ack = accepting(
             target, hello, admission, features=self.features, request_credits=credits, direct=direct.ack_fields()
         )
-        self._act(Send(wr_id=_HELLO_ACK, inline=ack.pack()))
+        self._act(Send(wr_id=_HELLO_ACK, inline=packed(ack, granted.trust, granted.octets, self._nonces)))
 
     def _refuse_hello(self, header: CommonHeader, status: Status) -> None:
         """Every failing HELLO_ACK ends the stream (profile 8.1)."""
@@ -283,9 +330,7 @@ class Session:
             self._refused_before_hello = True
             self._complete_header(header, Status.NO_SESSION, slot, _invalidates(request))
             return
-        task = Task(request, slot)
-        self._by_handle.setdefault(request.handle, []).append(task)
-        self._ready_handles.append(request.handle)
+        self._turns.add(Task(request, slot))
         self._advance()
 
     def _advance(self) -> None:
@@ -293,21 +338,9 @@ class Session:
         if self._advancing or self._sequences is None:
             return
         self._advancing = True
-        while self._ready_handles and not self._ending:
-            handle = self._ready_handles.popleft()
-            while (task := self._next_startable(handle)) is not None:
-                self._sequences.start(task)
+        while not self._ending and (task := self._turns.startable()) is not None:
+            self._sequences.start(task)
         self._advancing = False
-
-    def _next_startable(self, handle: int) -> Task | None:
-        """Profile 3 "Same handle, same session": a mutating request waits for every earlier one on its handle,
-        a LOAD for every earlier mutating one."""
-        for position, task in enumerate(self._by_handle.get(handle, ())):
-            if not task.started:
-                return task if position == 0 or not task.mutates else None
-            if task.mutates:
-                return None
-        return None
 
     # --- what a sequence asks for (SequencePort) -----------------------------------------------
 
@@ -343,16 +376,10 @@ class Session:
         self._send_completion(message, task.slot, _invalidates(request))
 
     def resolve(self, task: Task) -> None:
-        tasks = self._by_handle.get(task.request.handle)
-        if tasks is None or task not in tasks:
+        if not self._turns.resolved(task):
             return
-        tasks.remove(task)
         if self._offloads:
             self._act(Resolved(task.request.handle))
-        if tasks:
-            self._ready_handles.append(task.request.handle)
-        else:
-            del self._by_handle[task.request.handle]
         self._disconnect_if_drained()
         self._advance()
 
@@ -413,7 +440,7 @@ class Session:
         self._act(Disconnect(why))
 
     def _disconnect_if_drained(self) -> None:
-        finished = not self._by_handle and not self._held_completions
+        finished = not self._turns and not self._held_completions
         if self._draining and finished and not self._ending and not self.ended:
             self._disconnect()
 

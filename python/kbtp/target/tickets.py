@@ -82,8 +82,6 @@ class Tickets:
 
     def tick(self, now_s: float, received: Collection[Ticket]) -> None:
         """Look at Head, and reclaim what is overdue. `received`: tickets of BINDs that wait for their turn."""
-        if now_s < self._next_tick_s:
-            return
         self._look(now_s)
         overdue = {ticket for ticket, seen_at_s in self._seen_at_s.items() if seen_at_s + self._timeout_s <= now_s}
         served = self._overdue & overdue  # whatever was received when they became overdue
