@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 import sys
-from typing import Protocol
+from collections.abc import Callable
+from typing import ClassVar, Protocol
 
 import pytest
 from hypothesis import settings
@@ -16,6 +17,7 @@ from kbtp.blocks import BlockStore, Entry
 from kbtp.blocks.owner import BlockOwner, LoadPin, Partition
 from kbtp.errors import ApiMisuse, PeerMisbehaved
 from kbtp.types import EntryFlag, Status, TerminateCause
+from kbtp.verbs.api import Access
 
 BASE = 0x4000
 POOL_BASE = 0x10000
@@ -47,7 +49,30 @@ def python_store(
     )
 
 
-@pytest.fixture(params=[python_store])
+def native_store(
+    *, shared: int = 2, direct: int = 3, first_ticket: int = 0, clear_on_free: bool = False, masked: bool = True
+) -> BlockOwner:
+    from kbtp.rnic.native import NativeRnic  # what needs no RNIC is tested without it being built
+
+    rnic = NativeRnic()
+    memory = bytearray(512 * (shared + direct))
+    return rnic.create_block_store(
+        rnic.register(memory, Access.NONE, pd=rnic.allocate_pd(), base_to=POOL_BASE),
+        block_size_bytes=512,
+        block_count=shared + direct,
+        pool_base=POOL_BASE,
+        table_base_handle=BASE,
+        table_handles=8,
+        ring_order=2,
+        first_ticket=first_ticket,
+        clear_on_free=clear_on_free,
+        direct_blocks=direct,
+        masked_counters=masked,
+        freed=lambda _holder: None,
+    )
+
+
+@pytest.fixture(params=[python_store, native_store])
 def a_store(request: pytest.FixtureRequest) -> NewStore:
     """A test that uses this runs once for each store there is."""
     new_store: NewStore = request.param
@@ -291,9 +316,10 @@ def test_tickets_are_reclaimed_also_where_blocks_wait_for_one_slot(a_store: NewS
     store.close_partition("direct")
 
 
-def test_the_unmasked_form_has_the_ticket_alone_in_head() -> None:
+@pytest.mark.parametrize("new_store", [python_store, native_store])
+def test_the_unmasked_form_has_the_ticket_alone_in_head(new_store: Callable[..., BlockOwner]) -> None:
     """Draft 9.2."""
-    store = python_store(masked=False)
+    store = new_store(masked=False)
     partition = opened(store)
     peer = Peer(partition, masked=False)
     tickets = [peer.take(), peer.take()]
@@ -384,9 +410,9 @@ def test_calls_out_of_turn_are_refused(a_store: NewStore) -> None:
 
 
 @pytest.mark.parametrize("direct", [-1, 5])
-def test_the_shared_ring_has_a_block(direct: int) -> None:
+def test_the_shared_ring_has_a_block(a_store: NewStore, direct: int) -> None:
     with pytest.raises(ApiMisuse, match="set aside: 0 to 4"):
-        python_store(shared=5 - direct, direct=direct)
+        a_store(shared=5 - direct, direct=direct)
 
 
 # --- any order of calls ---
@@ -398,9 +424,11 @@ class Tickets(RuleBasedStateMachine):
 
     BLOCKS = 3
 
+    new_store: ClassVar[Callable[..., BlockOwner]] = staticmethod(python_store)
+
     @initialize(first_ticket=st.sampled_from([0, 2**32 - 1, 2**32 - 6]))
     def start(self, first_ticket: int) -> None:
-        self.store = python_store(shared=1, direct=self.BLOCKS, first_ticket=first_ticket)
+        self.store = self.new_store(shared=1, direct=self.BLOCKS, first_ticket=first_ticket)
         self.partition = opened(self.store)
         self.peer = Peer(self.partition)
         self.out: dict[int, int | None] = {}  # ticket -> its block, once it has been seen
@@ -512,5 +540,11 @@ class Tickets(RuleBasedStateMachine):
         self.store.close_partition("direct")
 
 
+class NativeTickets(Tickets):
+    new_store: ClassVar[Callable[..., BlockOwner]] = staticmethod(native_store)
+
+
 TestTickets = Tickets.TestCase
 TestTickets.settings = settings(TestTickets.settings, max_examples=100, stateful_step_count=40)
+TestNativeTickets = NativeTickets.TestCase
+TestNativeTickets.settings = settings(TestNativeTickets.settings, max_examples=100, stateful_step_count=40)
