@@ -38,11 +38,12 @@ from kbtp.errors import (
 from kbtp.initiator.aio import AsyncClient
 from kbtp.initiator.batches import Results
 from kbtp.initiator.client import Client
+from kbtp.initiator.direct import direct_features
 from kbtp.initiator.operations import Result
 from kbtp.initiator.session import InitiatorConfig
-from kbtp.initiator.view import SessionTerms
+from kbtp.initiator.view import Mode, SessionTerms
 from kbtp.rnic import open_rnic
-from kbtp.types import BlockRef, Status
+from kbtp.types import BlockRef, Feature, Status
 from kbtp.verbs.api import Rnic
 
 __version__ = "0.1.0"
@@ -56,10 +57,12 @@ __all__ = [
     "Client",
     "ConnectionLost",
     "DeadlineExceeded",
+    "Feature",
     "GenerationMismatch",
     "HandleOutOfRange",
     "KbtpError",
     "LengthError",
+    "Mode",
     "NoSpace",
     "NotBound",
     "NotSealed",
@@ -87,6 +90,7 @@ def connect(
     handles: int = 0,
     name: str | None = None,
     namespace: str | bytes | None = None,
+    direct: str = "",
     timeout_s: float = limits.DEFAULT_TIMEOUT_S,
     connect_timeout_s: float = limits.DEFAULT_CONNECT_TIMEOUT_S,
     rnic: Rnic | None = None,
@@ -100,6 +104,8 @@ def connect(
         handles: how many handles you want; 0 takes the target's default, two a block.
         name: shown in the target's log.
         namespace: must equal the target's, when it has one: a fingerprint of model, dtype and layout.
+        direct: direct modes to ask for, "load", "alloc" or "load,alloc"; `Client.features` says what was granted. A
+            session that has one carries its other requests in Python too: ask only where you use `mode="direct"`.
         timeout_s: default time limit of every call, in seconds.
         connect_timeout_s: time limit of connecting, in seconds.
         rnic: the RNIC to use, to share one between clients; None opens the best there is.
@@ -107,7 +113,7 @@ def connect(
     Raises `ConnectionLost`, `DeadlineExceeded`, `PeerIncompatible`, `PeerMisbehaved`, the `OperationRefused` of a
     refused HELLO, or `ApiMisuse` for arguments that cannot work.
     """
-    config = _config(initiator_id, quota, handles, name, namespace)
+    config = _config(initiator_id, quota, handles, name, namespace, direct)
     return Client(
         Address.parse(url),
         config,
@@ -125,12 +131,13 @@ async def connect_async(
     handles: int = 0,
     name: str | None = None,
     namespace: str | bytes | None = None,
+    direct: str = "",
     timeout_s: float = limits.DEFAULT_TIMEOUT_S,
     connect_timeout_s: float = limits.DEFAULT_CONNECT_TIMEOUT_S,
     rnic: Rnic | None = None,
 ) -> AsyncClient:
     """As `connect`, for asyncio."""
-    config = _config(initiator_id, quota, handles, name, namespace)
+    config = _config(initiator_id, quota, handles, name, namespace, direct)
     return await AsyncClient.connect(
         Address.parse(url),
         config,
@@ -141,7 +148,12 @@ async def connect_async(
 
 
 def _config(
-    initiator_id: bytes | None, quota: int, handles: int, name: str | None, namespace: str | bytes | None
+    initiator_id: bytes | None,
+    quota: int,
+    handles: int,
+    name: str | None,
+    namespace: str | bytes | None,
+    direct: str,
 ) -> InitiatorConfig:
     return InitiatorConfig(
         initiator_id=initiator_id,
@@ -149,4 +161,5 @@ def _config(
         handles=handles,
         name=name,
         namespace=namespace.encode() if isinstance(namespace, str) else namespace,
+        direct=direct_features(direct),
     )
