@@ -16,7 +16,7 @@ import pytest
 
 SOURCE_ROOT = Path(__file__).resolve().parent.parent / "python"
 
-GROUND = ("kbtp.errors", "kbtp.limits", "kbtp.types", "kbtp.atomics", "kbtp.address")
+GROUND = ("kbtp.errors", "kbtp.limits", "kbtp.types", "kbtp.atomics", "kbtp.address", "kbtp.keys")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class Room:
 # A room may always import itself. The most exact row wins, so `rnic.reference` has a row of its own.
 ROOMS = (
     Room("ground floor", GROUND, may=GROUND),
+    Room("key file", ("kbtp.key_file",), may=GROUND),
     Room("wire", ("kbtp.wire",), may=GROUND),
     Room("iwarp", ("kbtp.iwarp",), may=GROUND),
     Room("blocks", ("kbtp.blocks",), may=GROUND),
@@ -82,7 +83,7 @@ BANS = (
     Ban(("kbtp.*.session*",), SYSTEM, DECIDING),
     # What the target's session calls decides with it; the server alone drives.
     Ban(("kbtp.target.*",), SYSTEM, DECIDING, but=("kbtp.target.server*",)),
-    Ban(GROUND, SYSTEM, "the ground floor holds names and numbers"),
+    Ban(GROUND, SYSTEM, "the ground floor holds names, numbers and values"),
 )
 
 # Every import from outside the standard library, and the rooms that may use it.
@@ -264,9 +265,9 @@ CASES = [
     (
         "kbtp.limits",
         "from kbtp.wire import Load",
-        "ground floor may import only errors, limits, types, atomics, address",
+        "ground floor may import only errors, limits, types, atomics, address, keys",
     ),
-    ("kbtp.limits", "import time", "the ground floor holds names and numbers"),
+    ("kbtp.limits", "import time", "the ground floor holds names, numbers and values"),
     ("kbtp.verbs.buffers", "from kbtp.iwarp import memory", "verbs may import only"),
     ("kbtp.target.server", "from kbtp.verbs.api import Rnic\nimport time", None),
     (

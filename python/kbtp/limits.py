@@ -32,6 +32,13 @@ CONNECTION_DATA_VERSION = 1
 CONNECTION_NONCE_BYTES = 16
 DEFAULT_PORT = 5287  # 9
 
+# --- keys (3, 4) ---
+KEY_ID_MAX = (1 << 32) - 1
+KEY_SECRET_MIN_BYTES = 32
+KEY_SECRET_MAX_BYTES = 64  # one block of SHA-256: with a longer one HMAC would take longer, which can be measured
+TRUST_DOMAIN_MAX_BYTES = 64
+KEYS_FILE_MAX_BYTES = 1 << 20
+
 # --- block structures (draft 3, profile 5) ---
 ENTRY_BYTES = 16
 SLOT_BYTES = 16

@@ -23,7 +23,7 @@ from kbtp.target.config import TargetConfig
 from kbtp.target.target import Target
 from kbtp.types import Opcode, RequestFlag, Status
 from kbtp.verbs.api import Access, RdmaRead, RdmaWrite, Recv, Send, Sge, WcOpcode, WcStatus, WorkCompletion
-from kbtp.wire import AllocStore, Completion, DataDescriptor, Free, Hello, HelloAck, Load, Store, parse_response
+from kbtp.wire import AllocStore, Completion, DataDescriptor, Free, Hello, HelloAck, Load, Nonces, Store, parse_response
 
 BLOCK = 512
 BLOCKS = 4
@@ -33,6 +33,7 @@ BASE_HANDLE = 0xFFFF_FFFF_FFFF_FFF8
 INCARNATION = 0x0123_4567_89AB_CDEF
 START_S = 1000.0
 POISON = 0xEE
+NONCES = Nonces(initiator=b"i" * 16, target=b"t" * 16)
 
 
 class Region:
@@ -104,7 +105,7 @@ class Peer:
         self.read_depth = read_depth
         self.memory = Memory(world.pool)
         self.session: Any = world.target.open_session(
-            self.memory, read_depth=read_depth, peer="192.0.2.1:4791", now_s=world.now_s
+            self.memory, nonces=NONCES, read_depth=read_depth, peer="192.0.2.1:4791", now_s=world.now_s
         )
         self.lent = [Recv(0, Sge(self.memory.hello, 0, 1024))]
         """Receive buffers the target has posted and that are still free: the peer's credits."""
@@ -385,7 +386,7 @@ class World:
             table_handles=self.config.handle_count,
             ring_order=self.config.ring_order,
             first_ticket=self.config.first_ticket,
-            clear_on_free=self.config.clear_on_free,
+            clear_on_free=self.config.clears_blocks,
         )
         self.target = Target(self.config, self.store, incarnation=INCARNATION, table_base_handle=BASE_HANDLE)
         self.peers: list[Peer] = []

@@ -22,9 +22,9 @@ from kbtp.errors import (
 )
 from kbtp.initiator.batches import Batch, Results
 from kbtp.initiator.rnic_carrier import NO_RECORD, Record, RnicCarrier
-from kbtp.initiator.session import InitiatorConfig, InitiatorSession, accepted
+from kbtp.initiator.session import InitiatorConfig, InitiatorSession, SaidHello, accepted
 from kbtp.initiator.session_carrier import SessionCarrier
-from kbtp.types import BlockRef, Feature, Generation, Handle, Opcode, RequestFlag, TerminateCause
+from kbtp.types import BlockRef, Generation, Handle, Opcode, RequestFlag, TerminateCause
 from kbtp.verbs.api import (
     Access,
     BatchDone,
@@ -44,7 +44,7 @@ from kbtp.verbs.api import (
 )
 from kbtp.verbs.buffers import buffer_of
 from kbtp.verbs.requester import CarryingStream, RecordStatus
-from kbtp.wire import ConnectionData, HelloAck
+from kbtp.wire import ConnectionData, HelloAck, Nonces
 
 log = logging.getLogger("kbtp.initiator")
 
@@ -79,7 +79,8 @@ class Connection:
         self._limit_s = timeout_s if limit_s is None else limit_s
         self._connect_deadline_s = now_s + timeout_s
         self._attempt_deadline_s = 0.0
-        self._requested_features = Feature.NONE
+        self._nonce = b""
+        self._said: SaidHello | None = None
         self._carrier: SessionCarrier | RnicCarrier | None = None
         self._regions: list[MemoryRegion] = []
         try:
@@ -121,11 +122,12 @@ class Connection:
         if self._stream is not None:
             stream, self._stream = self._stream, None
             stream.abort()
+        self._nonce = secrets.token_bytes(limits.CONNECTION_NONCE_BYTES)
         self._stream = self._channel.connect(
             self.address.host,
             self.address.port,
             pd=self._pd,
-            private_data=ConnectionData(secrets.token_bytes(limits.CONNECTION_NONCE_BYTES)).pack(),
+            private_data=ConnectionData(self._nonce).pack(),
             ird=self.config.read_depth,
             ord_=self.config.read_depth,
             timeout_s=left_s,
@@ -138,13 +140,14 @@ class Connection:
 
     def _established(self, event: Established) -> None:
         try:
-            ConnectionData.parse(event.private_data)
+            target_nonce = ConnectionData.parse(event.private_data).nonce
         except WireFormatError as error:
             self.end(PeerIncompatible(f"{self.address} speaks iWARP but is not a KBTP target ({error})"))
             return
-        self._requested_features = self.config.features(self._rnic.capabilities, event.stream.ord_)
+        features = self.config.features(self._rnic.capabilities, event.stream.ord_)
+        self._said = SaidHello.on(self.config, Nonces(self._nonce, target_nonce), features)
         try:
-            event.stream.post([Send(0, inline=self.config.hello(self._requested_features).pack())])
+            event.stream.post([Send(0, inline=self._said.octets)])
         except ConnectionLost:
             return  # its StreamEnded says why
 
@@ -227,7 +230,8 @@ class Connection:
         ack: HelloAck | None = None
         try:
             if self._carrier is None:
-                ack = accepted(self.config, message, self._requested_features)
+                assert self._said is not None  # nothing is received before `Established`
+                ack = accepted(self.config, self._said, message)
             elif isinstance(self._carrier, SessionCarrier):
                 self._carrier.received(message)
             else:  # it came before the RNIC took over, when no request was out

@@ -13,6 +13,7 @@ from kbtp import limits
 from kbtp.errors import ApiMisuse, KbtpError, PeerMisbehaved, WireFormatError, refused
 from kbtp.initiator.direct import DIRECT, direct_checks
 from kbtp.initiator.operations import Operation, Result, no_handle
+from kbtp.keys import Key
 from kbtp.types import Feature, Handle, HelloAckFlag, Opcode, RequestFlag, Status, TerminateCause
 from kbtp.verbs.api import Capabilities, MemoryRegion
 from kbtp.verbs.requester import RequestGrant
@@ -25,8 +26,11 @@ from kbtp.wire import (
     Hello,
     HelloAck,
     Load,
+    Nonces,
     Store,
+    check_hello_ack,
     parse_response,
+    sign_hello,
 )
 
 HELLO_REQUEST_ID = 0
@@ -43,6 +47,8 @@ class InitiatorConfig:
     handles: int = 0
     name: str | None = None
     namespace: bytes | None = None
+    key: Key | None = None
+    """What to authenticate with (profile 4); None: not at all."""
     completion_credits: int = limits.DEFAULT_COMPLETION_CREDITS
     max_message_bytes: int = limits.DEFAULT_INITIATOR_MAX_MESSAGE_BYTES
     read_depth: int = limits.DEFAULT_READ_DEPTH
@@ -96,6 +102,22 @@ class InitiatorConfig:
             name=self.name,
             namespace=self.namespace,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SaidHello:
+    """A HELLO as it leaves on one connection."""
+
+    octets: bytes
+    nonces: Nonces
+    features: Feature
+
+    @classmethod
+    def on(cls, config: InitiatorConfig, nonces: Nonces, features: Feature = Feature.INVALIDATE) -> SaidHello:
+        """A HELLO that asks for `features`."""
+        hello = config.hello(features)
+        octets = hello.pack() if config.key is None else sign_hello(hello, config.key, nonces)
+        return cls(octets, nonces, features)
 
 
 class HandleChooser:
@@ -310,13 +332,11 @@ class InitiatorSession:
         self._queue.clear()
 
 
-def accepted(
-    config: InitiatorConfig, message: memoryview, requested_features: Feature = Feature.INVALIDATE
-) -> HelloAck:
-    """The HELLO_ACK in `message`, if it opens a session.
+def accepted(config: InitiatorConfig, said: SaidHello, message: memoryview) -> HelloAck:
+    """The HELLO_ACK in `message`, if it opens a session. `said` is what it answers.
 
     Raises the `OperationRefused` of its status, or `PeerMisbehaved` if it is not a HELLO_ACK or grants what
-    was not asked or cannot be (profile 2).
+    was not asked or cannot be (profile 2), or if it does not prove that the target has our key (profile 4).
     """
     try:
         ack = parse_response(message)
@@ -327,10 +347,15 @@ def accepted(
             raise refused(Status(ack.status), "the target did not understand HELLO")
         raise _misbehaved("COMPLETION where HELLO_ACK was due")
     if ack.status is not Status.SUCCESS:
-        raise refused(Status(ack.status), _hello_advice(Status(ack.status)))
+        raise refused(Status(ack.status), _hello_advice(Status(ack.status), config.key))
+    if config.key is not None:
+        try:
+            check_hello_ack(message, ack.auth, config.key, said.nonces, said.octets)
+        except WireFormatError as error:
+            raise _misbehaved(str(error)) from error
     for label, holds in (
         ("Request ID", ack.request_id == HELLO_REQUEST_ID),
-        ("Granted Features", not ack.granted_features & ~(requested_features | Feature.INVALIDATE)),
+        ("Granted Features", not ack.granted_features & ~(said.features | Feature.INVALIDATE)),
         ("Block Size", limits.BLOCK_SIZE_MIN_BYTES <= ack.block_size <= limits.BLOCK_SIZE_MAX_BYTES),
         ("Request Credits", 1 <= ack.request_credits <= config.completion_credits),
         ("Max Message", ack.max_message >= limits.MIN_MAX_MESSAGE_BYTES),
@@ -344,12 +369,17 @@ def accepted(
     return ack
 
 
-def _hello_advice(status: Status) -> str:
-    return {
-        Status.ACCESS_DENIED: "HELLO refused: the namespace differs from the target's, or a session with this "
-        "initiator_id is still open",
-        Status.NO_SPACE: "HELLO refused: the target has no quota or no handles left; ask for less or free some",
-    }.get(status, "HELLO refused")
+def _hello_advice(status: Status, key: Key | None) -> str:
+    if status is Status.ACCESS_DENIED:
+        other = (
+            "a session with this initiator_id is still open, or the target wants a key (give key or key_file)"
+            if key is None
+            else f"the target does not have our key {key.name}, or it has no keys at all"
+        )
+        return f"HELLO refused: the namespace differs from the target's, or {other}"
+    if status is Status.NO_SPACE:
+        return "HELLO refused: the target has no quota or no handles left; ask for less or free some"
+    return "HELLO refused"
 
 
 def _parse_completion(message: memoryview) -> Completion:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kbtp import limits
 from kbtp.errors import ApiMisuse
+from kbtp.keys import Keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,10 @@ class TargetConfig:
     """How long an identity's range, quota and blocks outlive its stream; `math.inf` keeps them (profile 3)."""
     drain_s: float = limits.DRAIN_S
     hello_timeout_s: float = limits.HELLO_TIMEOUT_S
+    keys: Keys = field(default_factory=Keys)
+    """Who may open a session; without any, everybody (profile 4)."""
     clear_on_free: bool = False
-    """Clear every block before it returns to the ring, not only those that change trust domain."""
+    """Clear every block before it returns to the ring, also where all are of one trust domain: see `clears_blocks`."""
     pool_base: int = limits.DEFAULT_POOL_BASE
     first_ticket: int = 0
     """Where the ring's tickets start; anything but zero only to test their wrap."""
@@ -86,6 +89,12 @@ class TargetConfig:
     def ring_order(self) -> int:
         """n of the ring: N = 2^n is at least the number of blocks and at least 2 (draft 3.3, profile 5)."""
         return max(limits.RING_ORDER_MIN, (self.pool_blocks - 1).bit_length())
+
+    @property
+    def clears_blocks(self) -> bool:
+        """Whether blocks are cleared before they return to the ring. With several trust domains each of them may change
+        its domain there (profile 3)."""
+        return self.clear_on_free or len(self.keys.domains) > 1
 
     def default_handles(self, granted_quota: int) -> int:
         """Handles for an initiator that asks for none in particular: two a block, so that a spare one is at hand."""

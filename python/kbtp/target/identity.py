@@ -18,9 +18,6 @@ from kbtp.target.config import TargetConfig
 from kbtp.types import BlockOffset, Status
 from kbtp.wire import Hello
 
-DEFAULT_DOMAIN = "default"
-"""The trust domain of every session that authenticated with no key (profile 3)."""
-
 ANONYMOUS = bytes(INITIATOR_ID_BYTES)
 
 
@@ -68,6 +65,11 @@ class Identities:
         self._free_done = free_done
         self._by_key: dict[tuple[str, bytes], Identity] = {}
         self._lingering: set[Identity] = set()
+
+    def live(self, domain: str, initiator_id: bytes) -> Identity | None:
+        """The identity, if a session has it now."""
+        known = self._by_key.get((domain, initiator_id))
+        return known if known is not None and known.live else None
 
     def admit(self, domain: str, hello: Hello) -> Admission | Status:
         """Resume or create the identity of a HELLO that passed every other check (profile 8.1, 8.4)."""

@@ -6,6 +6,7 @@ No I/O and no clock here: messages, work completions and the time come in, `Acti
 |---|---|---|
 | before HELLO | HELLO | HELLO_ACK; SUCCESS opens the session, anything else ends the stream (profile 8.1) |
 | | any other request | one COMPLETION (NO_SESSION); the next one ends the stream (profile 8.2) |
+| waiting | the end of the session that has its identity (profile 3) | as SUCCESS above |
 | open | a request | checks, then its turn on its handle, its sequence, one COMPLETION |
 | | a second HELLO | HELLO_ACK (NO_SESSION), then the stream ends |
 | ended | | every request is resolved as wholly done or not done (profile 3) |
@@ -14,18 +15,20 @@ No I/O and no clock here: messages, work completions and the time come in, `Acti
 from __future__ import annotations
 
 import math
-import sys
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kbtp import limits
 from kbtp.blocks import Entry
 from kbtp.errors import WireFormatError
+from kbtp.keys import Key
 from kbtp.target.actions import Abort, Action, Disconnect, Opened, Resolved, SessionMemory, Terminate
 from kbtp.target.checks import TargetRequest, granted
-from kbtp.target.identity import DEFAULT_DOMAIN, Admission, Identity
+from kbtp.target.hello import Trust, accepting, granted_features, packed, parse_hello, refusing, trust_of
+from kbtp.target.identity import Admission, Identity
 from kbtp.target.sequences import Sequences, Task
-from kbtp.types import Feature, HelloAckFlag, Opcode, RequestFlag, Status, TerminateCause
+from kbtp.types import Feature, Opcode, RequestFlag, Status, TerminateCause
 from kbtp.verbs.api import MemoryRegion, RdmaRead, RdmaWrite, Recv, Send, Sge, WcOpcode, WcStatus, WorkCompletion
 from kbtp.wire import (
     AllocStore,
@@ -34,8 +37,8 @@ from kbtp.wire import (
     DataDescriptor,
     Free,
     Hello,
-    HelloAck,
     Load,
+    Nonces,
     Store,
     parse_request,
 )
@@ -47,15 +50,31 @@ if TYPE_CHECKING:
 _HELLO_ACK = 0
 _COMPLETION = 1
 
-_GRANTABLE = Feature.INVALIDATE
-"""Direct modes are not offered; RECORD_COMPLETION must not be on an RDMAP binding (draft 6.5)."""
+
+@dataclass(frozen=True, slots=True)
+class _GrantedHello:
+    """A HELLO that every check has passed."""
+
+    hello: Hello
+    octets: bytes
+    trust: Trust
+    receives: MemoryRegion
+    credits: int
 
 
 class Session:
     """Decides everything about one stream. `actions` is what the server has to do next, in order."""
 
     def __init__(
-        self, target: Target, memory: SessionMemory, *, read_depth: int, peer: str, now_s: float, offloads: bool
+        self,
+        target: Target,
+        memory: SessionMemory,
+        *,
+        nonces: Nonces,
+        read_depth: int,
+        peer: str,
+        now_s: float,
+        offloads: bool,
     ) -> None:
         """`read_depth`: RDMA Reads this side may have outstanding, min(own ORD, the peer's IRD) (profile 3).
 
@@ -64,11 +83,15 @@ class Session:
         self._target = target
         self._offloads = offloads
         self._memory = memory
+        self._nonces = nonces
         self._read_depth = read_depth
         self.peer = peer
         self.name = ""
         self.actions: list[Action] = []
         self.identity: Identity | None = None
+        self.key: Key | None = None
+        """What it authenticated with (profile 4)."""
+        self._waiting: _GrantedHello | None = None
         self.ended = False
         self._ending = False
         self._draining = False
@@ -155,7 +178,7 @@ class Session:
         """End the stream if the peer let a deadline pass."""
         if self._ending or self.ended:
             return
-        if self.identity is None and self._hello_deadline_s <= now_s:  # profile 3, 8.2
+        if self._awaits_hello and self._hello_deadline_s <= now_s:  # profile 3, 8.2
             self.abort(f"no HELLO within {self._target.config.hello_timeout_s:g} s")
         elif self._read_deadline_s <= now_s:  # profile 8.8
             self.abort(f"an RDMA Read was not answered within {self._target.config.drain_s:g} s")
@@ -163,7 +186,11 @@ class Session:
     def next_deadline_s(self) -> float:
         if self._ending or self.ended:
             return math.inf
-        return self._hello_deadline_s if self.identity is None else self._read_deadline_s
+        return self._hello_deadline_s if self._awaits_hello else self._read_deadline_s
+
+    @property
+    def _awaits_hello(self) -> bool:
+        return self.identity is None and self._waiting is None
 
     def drain(self) -> None:
         """The target is going: finish what is outstanding, then end the stream in order."""
@@ -176,6 +203,12 @@ class Session:
             self._ending = True
             self._act(Abort(why))
 
+    def replaced(self) -> None:
+        """A new session of the same identity takes its place: end the stream at once, even if it is ending in order."""
+        if not self.ended:
+            self._ending = True
+            self._act(Abort("replaced by a new session of the same identity"))
+
     # --- HELLO ---------------------------------------------------------------------------------
 
     def _receive_hello(self, header: CommonHeader, message: memoryview, now_s: float) -> None:
@@ -184,45 +217,48 @@ class Session:
             self._terminate(TerminateCause.DDP_MESSAGE_TOO_LONG, f"HELLO of {len(message)} octets")
             return
         try:
-            hello = parse_request(message)
+            hello = parse_hello(message, in_session=self.identity is not None)
         except WireFormatError as error:
             self._refuse_hello(header, error.status)
             return
-        assert isinstance(hello, Hello)
-        if self.identity is not None:
-            self._refuse_hello(header, Status.NO_SESSION)
+        octets = bytes(message)
+        trust = trust_of(self._target, hello, octets, self._nonces)
+        if trust is None:
+            self._refuse_hello(header, Status.ACCESS_DENIED)
             return
-        try:
-            hello.check_options()
-        except WireFormatError as error:
-            self._refuse_hello(header, error.status)
-            return
+        self.key = trust.key
         credits = min(hello.completion_credits, self._target.config.request_credits)
         try:
             receives = self._memory.allocate(credits * self._target.config.max_message_bytes)
         except MemoryError:
             self._refuse_hello(header, Status.TARGET_ERROR)
             return
-        admission = self._admit(hello)
+        granted = _GrantedHello(hello, octets, trust, receives, credits)
+        live = self._target.identities.live(trust.domain, hello.initiator_id)
+        if live is not None and trust.key is not None:  # profile 3 "Identity"
+            self._waiting = granted
+            self._target.replace(live, self)
+            return
+        admission = self._target.identities.admit(trust.domain, hello)
         if isinstance(admission, Status):
             self._refuse_hello(header, admission)
         else:
-            self._open(hello, admission, receives, credits)
+            self._open(granted, admission)
 
-    def _admit(self, hello: Hello) -> Admission | Status:
-        if hello.auth is not None:  # profile 4: a target without keys
-            return Status.ACCESS_DENIED
-        namespace = self._target.config.namespace
-        if namespace and hello.namespace != namespace:  # profile 2 NAMESPACE
-            return Status.ACCESS_DENIED
-        return self._target.identities.admit(DEFAULT_DOMAIN, hello)
+    def succeed(self, identity: Identity) -> bool:
+        """Everything of the session that had `identity` is resolved. False: this one does not want it any more."""
+        if self._waiting is None or self._ending or self.ended:
+            return False
+        granted, self._waiting = self._waiting, None
+        self._open(granted, Admission(identity, resumed=True))
+        return True
 
-    def _open(self, hello: Hello, admission: Admission, receives: MemoryRegion, credits: int) -> None:
-        config, target = self._target.config, self._target
+    def _open(self, granted: _GrantedHello, admission: Admission) -> None:
+        target, hello, receives, credits = self._target, granted.hello, granted.receives, granted.credits
         self.identity = identity = admission.identity
         # It goes into logs, one line each: what the peer chose must not start a second one.
         self.name = "".join(c if c.isprintable() else "?" for c in hello.name or "")
-        self._features = Feature(hello.requested_features) & _GRANTABLE
+        self._features = granted_features(hello)
         self._sequences = Sequences(target.store, target.identities, identity, self._memory, self, reader=self)
         self._receives = receives
         self._completions_posted_max = credits * limits.COMPLETIONS_POSTED_PER_CREDIT
@@ -230,32 +266,12 @@ class Session:
             self._act(Opened(identity, receives, credits))
         for slot in range(credits):  # profile 3 "Credits": the buffers are there before HELLO_ACK releases them
             self._repost(slot)
-        ack = HelloAck(
-            request_id=hello.request_id,
-            status=Status.SUCCESS,
-            flags=HelloAckFlag.RESUMED if admission.resumed else HelloAckFlag.NONE,
-            granted_features=self._features,
-            block_size=config.block_size_bytes,
-            pool_blocks=config.pool_blocks,
-            allocation_quota=identity.quota,
-            request_credits=credits,
-            max_message=config.max_message_bytes,
-            counter_byte_order=int(sys.byteorder == "big"),
-            incarnation=target.incarnation,
-            first_handle=identity.handles.first,
-            handle_count=identity.handles.count,
-            table_base_handle=target.table_base_handle,
-            table_handles=config.handle_count,
-            bound_blocks=target.store.bound_count(identity.handles),
-            pool_base=config.pool_base,
-            name=config.name or None,
-            namespace=config.namespace or None,
-        )
-        self._act(Send(wr_id=_HELLO_ACK, inline=ack.pack()))
+        ack = accepting(target, hello, admission, features=self._features, request_credits=credits)
+        self._act(Send(wr_id=_HELLO_ACK, inline=packed(ack, granted.trust, granted.octets, self._nonces)))
 
     def _refuse_hello(self, header: CommonHeader, status: Status) -> None:
         """Every failing HELLO_ACK ends the stream (profile 8.1)."""
-        self._act(Send(wr_id=_HELLO_ACK, inline=HelloAck(request_id=header.request_id, status=status).pack()))
+        self._act(Send(wr_id=_HELLO_ACK, inline=refusing(header, status).pack()))
         self._disconnect(f"HELLO refused: {status.name}")
 
     # --- requests ------------------------------------------------------------------------------
