@@ -48,7 +48,11 @@ ROOMS = (
         may=(*GROUND, "kbtp.verbs", "kbtp.iwarp.mpa", "kbtp._native", "kbtp.rnic.native_store"),
     ),
     # Of the block structures it has the values: what is done to them is in Rust too.
-    Room("rnic.native_store", ("kbtp.rnic.native_store",), may=(*GROUND, "kbtp.blocks", "kbtp._native")),
+    Room(
+        "rnic.native_store",
+        ("kbtp.rnic.native_store", "kbtp.rnic.native_partitions"),
+        may=(*GROUND, "kbtp.blocks", "kbtp._native"),
+    ),
     # open_rnic loads an RNIC when it is asked for: one that cannot be loaded must not take the others with it.
     Room("rnic", ("kbtp.rnic",), may=(*GROUND, "kbtp.verbs"), lazily=("kbtp.rnic.native", "kbtp.rnic.reference")),
     # Target and initiator know the verbs protocols alone; their caller injects the RNIC.

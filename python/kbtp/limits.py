@@ -60,6 +60,9 @@ DRAIN_S = 5.0
 CLOSE_S = 1.0  # how long a closing side waits for the other to close too
 MAX_WAIT_S = 60.0  # longest time an event loop waits before it looks around, whatever its deadlines say
 LINGER_S = 3600.0
+TICKET_TIMEOUT_S = 10.0  # 6.11
+TICKET_TIMEOUT_MAX_S = 86400.0
+TICKET_LOOKS_PER_TIMEOUT = 4  # how often Head is looked at within the Ticket Timeout, at least (6.11)
 
 # --- MPA, DDP, RDMAP (RFC 5044, 5041, 5040, 6581, 7306) ---
 MPA_FRAME_BYTES = 20

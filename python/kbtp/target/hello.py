@@ -5,15 +5,16 @@
 | the message | `parse_hello` | UNSUPPORTED, MALFORMED, NO_SESSION, UNSUPPORTED (an option) |
 | who it is | `trust_of` | ACCESS_DENIED |
 | identity, range, quota | `Identities.admit` | ACCESS_DENIED, NO_SPACE |
-| features | `granted_features` | |
+| features | `granted_features`, `kbtp.target.direct` | |
 | the answer | `accepting`, `packed`, `refusing` | |
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kbtp.errors import WireFormatError
 from kbtp.keys import DEFAULT_DOMAIN, Key
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from kbtp.target.target import Target
 
 _GRANTABLE = Feature.INVALIDATE
-"""Direct modes are not offered; RECORD_COMPLETION must not be on an RDMAP binding (draft 6.5)."""
+"""RECORD_COMPLETION must not be on an RDMAP binding (draft 6.5). Direct modes: `kbtp.target.direct`."""
 
 
 def parse_hello(message: memoryview, *, in_session: bool) -> Hello:
@@ -68,15 +69,26 @@ def trust_of(target: Target, hello: Hello, octets: bytes, nonces: Nonces) -> Tru
     return trust
 
 
-def granted_features(hello: Hello) -> Feature:
-    """What was asked for, as far as there is and goes together (profile 8.3)."""
-    return hello.requested_features & _GRANTABLE
+def granted_features(hello: Hello, offered: Feature, *, partition: bool) -> Feature:
+    """What was asked for, as far as there is and goes together (profile 8.3).
+
+    `offered`: what of the direct modes may be granted. `partition`: the identity has one, as direct allocation needs.
+    """
+    if not partition:
+        offered &= ~(Feature.DIRECT_ALLOC | Feature.MASKED_ATOMICS)
+    return hello.requested_features & _GRANTABLE | offered
 
 
 def accepting(
-    target: Target, hello: Hello, admission: Admission, *, features: Feature, request_credits: int
+    target: Target,
+    hello: Hello,
+    admission: Admission,
+    *,
+    features: Feature,
+    request_credits: int,
+    direct: Mapping[str, Any],
 ) -> HelloAck:
-    """The HELLO_ACK that opens a session, without what direct modes add."""
+    """The HELLO_ACK that opens a session; `direct` is what direct modes add."""
     config, identity = target.config, admission.identity
     return HelloAck(
         request_id=hello.request_id,
@@ -98,6 +110,7 @@ def accepting(
         pool_base=config.pool_base,
         name=config.name or None,
         namespace=config.namespace or None,
+        **direct,
     )
 
 

@@ -27,6 +27,7 @@ from kbtp.target.config import TargetConfig
 from kbtp.target.identity import Identity
 from kbtp.target.session import Session
 from kbtp.target.target import Target
+from kbtp.types import Feature
 from kbtp.verbs.api import (
     Access,
     BatchDone,
@@ -64,6 +65,7 @@ class _StreamMemory:
         self._pd = pd
         self._pool = pool
         self._own = [rnic.register(bytearray(limits.HELLO_MAX_BYTES), Access.NONE, pd=pd)]
+        self.stream: Stream | None = None
 
     @property
     def pool(self) -> MemoryRegion:
@@ -77,6 +79,12 @@ class _StreamMemory:
         """Not cleared first: what is read from it is what the peer's message or response has placed."""
         self._own = [region for region in self._own if region.valid]
         region = self._rnic.register(np.empty(length_bytes, np.uint8), Access.NONE, pd=self._pd)
+        self._own.append(region)
+        return region
+
+    def expose(self, octets: memoryview, access: Access, base_to: int = 0) -> MemoryRegion:
+        assert self.stream is not None
+        region = self._rnic.register(octets, access, pd=self._pd, stream=self.stream, base_to=base_to)
         self._own.append(region)
         return region
 
@@ -119,6 +127,7 @@ class Server:
             self._create_store(table_base_handle),
             incarnation=secrets.randbits(64),
             table_base_handle=table_base_handle,
+            masked_atomics=rnic.capabilities.masked_atomics,
         )
         if isinstance(rnic, OffloadingRnic):
             self._channel: Channel = rnic.open_channel(threads=threads)
@@ -138,7 +147,8 @@ class Server:
 
     def _create_store(self, table_base_handle: int) -> BlockOwner:
         config = self.config
-        create: Callable[..., BlockOwner] = partial(BlockStore.create, self._pool.view)
+        masked = self._rnic.capabilities.masked_atomics
+        create: Callable[..., BlockOwner] = partial(BlockStore.create, self._pool.view, masked_counters=masked)
         if isinstance(self._rnic, OffloadingRnic):
             create = partial(self._rnic.create_block_store, self._pool, freed=self._freed)
         return create(
@@ -150,6 +160,7 @@ class Server:
             ring_order=config.ring_order,
             first_ticket=config.first_ticket,
             clear_on_free=config.clears_blocks,
+            direct_blocks=config.direct_blocks,
         )
 
     def _freed(self, holder: object) -> None:
@@ -302,11 +313,13 @@ class Server:
             ord_=self.config.read_depth,
             receives=[Recv(0, Sge(memory.hello, 0, limits.HELLO_MAX_BYTES))],
         )
+        memory.stream = stream
         self._memories[stream] = memory
         self._sessions[stream] = session = self.target.open_session(
             memory,
             nonces=Nonces(peer_nonce, own_nonce),
             read_depth=stream.ord_,
+            peer_read_depth=stream.ird,
             peer=request.remote_address,
             now_s=now_s,
             offloads=self._offloads,
@@ -388,7 +401,7 @@ class Server:
                 requests.append(action)
         try:
             if opened is not None:
-                self._offload(stream, opened)
+                self._opened(stream, opened)
             if receives:
                 stream.post_recv(receives)
             if requests:
@@ -409,8 +422,13 @@ class Server:
                 self._reasons[stream] = end.why
             stream.disconnect()
 
-    def _offload(self, stream: Stream, opened: Opened) -> None:
-        assert isinstance(stream, OffloadedStream)
+    def _opened(self, stream: Stream, opened: Opened) -> None:
+        modes = [feature.name for feature in (Feature.DIRECT_LOAD, Feature.DIRECT_ALLOC) if feature & opened.features]
+        if modes:
+            session = self._sessions[stream]
+            log.info("%s: granted %s", f"{session.peer} {session.name}".rstrip(), ", ".join(map(str, modes)))
+        if not isinstance(stream, OffloadedStream):
+            return
         stream.offload(
             SessionGrant(
                 store=self.target.store,

@@ -21,25 +21,26 @@ from typing import TYPE_CHECKING
 
 from kbtp import limits
 from kbtp.blocks import Entry
-from kbtp.errors import WireFormatError
+from kbtp.errors import PeerMisbehaved, WireFormatError
 from kbtp.keys import Key
 from kbtp.target.actions import Abort, Action, Disconnect, Opened, Resolved, SessionMemory, Terminate
 from kbtp.target.checks import TargetRequest, granted
+from kbtp.target.direct import DirectModes, offered_features
 from kbtp.target.hello import Trust, accepting, granted_features, packed, parse_hello, refusing, trust_of
 from kbtp.target.identity import Admission, Identity
 from kbtp.target.sequences import Sequences, Task
+from kbtp.target.tickets import Tickets
+from kbtp.target.turns import Turns
 from kbtp.types import Feature, Opcode, RequestFlag, Status, TerminateCause
 from kbtp.verbs.api import MemoryRegion, RdmaRead, RdmaWrite, Recv, Send, Sge, WcOpcode, WcStatus, WorkCompletion
 from kbtp.wire import (
-    AllocStore,
+    Bind,
     CommonHeader,
     Completion,
     DataDescriptor,
     Free,
     Hello,
-    Load,
     Nonces,
-    Store,
     parse_request,
 )
 
@@ -58,6 +59,8 @@ class _GrantedHello:
     hello: Hello
     octets: bytes
     trust: Trust
+    offered: Feature
+    """Direct modes that it may get."""
     receives: MemoryRegion
     credits: int
 
@@ -72,11 +75,13 @@ class Session:
         *,
         nonces: Nonces,
         read_depth: int,
+        peer_read_depth: int,
         peer: str,
         now_s: float,
         offloads: bool,
     ) -> None:
         """`read_depth`: RDMA Reads this side may have outstanding, min(own ORD, the peer's IRD) (profile 3).
+        `peer_read_depth`: RDMA Reads and atomics that the peer may have outstanding here.
 
         `offloads`: the RNIC executes sequences, and this sees only the requests that it leaves.
         """
@@ -85,6 +90,7 @@ class Session:
         self._memory = memory
         self._nonces = nonces
         self._read_depth = read_depth
+        self._peer_read_depth = peer_read_depth
         self.peer = peer
         self.name = ""
         self.actions: list[Action] = []
@@ -95,7 +101,9 @@ class Session:
         self.ended = False
         self._ending = False
         self._draining = False
-        self._features = Feature.NONE
+        self.features = Feature.NONE
+        """What HELLO_ACK has granted."""
+        self._direct: DirectModes | None = None
         self._receives: MemoryRegion | None = None
         self._sequences: Sequences | None = None
         self._refused_before_hello = False
@@ -105,8 +113,7 @@ class Session:
         self._completions_posted_max = limits.COMPLETIONS_POSTED_PER_CREDIT
         self._held_completions: deque[tuple[Completion, int, int | None]] = deque()
         self._posted: dict[int, Task] = {}
-        self._by_handle: dict[int, list[Task]] = {}
-        self._ready_handles: deque[int] = deque()
+        self._turns = Turns()
         self._advancing = False
         self._reads_posted = 0
         self._waiting_reads: deque[tuple[Task, Sge]] = deque()
@@ -115,7 +122,7 @@ class Session:
     @property
     def outstanding(self) -> int:
         """Requests that are not resolved yet, and completions that wait for room in the send queue."""
-        return sum(map(len, self._by_handle.values())) + len(self._held_completions)
+        return len(self._turns) + len(self._held_completions)
 
     # --- what comes in -------------------------------------------------------------------------
 
@@ -164,11 +171,12 @@ class Session:
     def end(self) -> None:
         """The stream has ended: nothing of the peer's can be placed any more (profile 3 "End of a stream")."""
         self.ended = True
-        for tasks in self._by_handle.values():
-            for task in tasks:
-                if self._sequences is not None:
-                    self._sequences.abandon(task)
-        self._by_handle.clear()
+        for task in list(self._turns):
+            if self._sequences is not None:
+                self._sequences.abandon(task)
+        if self._direct is not None:
+            self._direct.end()
+        self._turns.clear()
         self._posted.clear()
         self._waiting_reads.clear()
         self._held_completions.clear()
@@ -182,11 +190,23 @@ class Session:
             self.abort(f"no HELLO within {self._target.config.hello_timeout_s:g} s")
         elif self._read_deadline_s <= now_s:  # profile 8.8
             self.abort(f"an RDMA Read was not answered within {self._target.config.drain_s:g} s")
+        elif self._tickets is not None and self._tickets.next_deadline_s() <= now_s:
+            received = [task.request.ticket for task in self._turns if isinstance(task.request, Bind)]
+            try:
+                self._tickets.tick(now_s, received)
+            except PeerMisbehaved as error:  # profile 6.9
+                self.misbehaved(error)
 
     def next_deadline_s(self) -> float:
         if self._ending or self.ended:
             return math.inf
-        return self._hello_deadline_s if self._awaits_hello else self._read_deadline_s
+        if self._awaits_hello:
+            return self._hello_deadline_s
+        return min(self._read_deadline_s, self._tickets.next_deadline_s() if self._tickets is not None else math.inf)
+
+    @property
+    def _tickets(self) -> Tickets | None:
+        return self._direct.tickets if self._direct is not None else None
 
     @property
     def _awaits_hello(self) -> bool:
@@ -233,13 +253,21 @@ class Session:
         except MemoryError:
             self._refuse_hello(header, Status.TARGET_ERROR)
             return
-        granted = _GrantedHello(hello, octets, trust, receives, credits)
+        offered = offered_features(
+            self._target.config,
+            trust.direct,
+            hello,
+            masked_atomics=self._target.masked_atomics,
+            peer_read_depth=self._peer_read_depth,
+        )
+        granted = _GrantedHello(hello, octets, trust, offered, receives, credits)
         live = self._target.identities.live(trust.domain, hello.initiator_id)
         if live is not None and trust.key is not None:  # profile 3 "Identity"
             self._waiting = granted
             self._target.replace(live, self)
             return
-        admission = self._target.identities.admit(trust.domain, hello)
+        direct_alloc = bool(offered & Feature.DIRECT_ALLOC)
+        admission = self._target.identities.admit(trust.domain, hello, direct_alloc=direct_alloc)
         if isinstance(admission, Status):
             self._refuse_hello(header, admission)
         else:
@@ -258,15 +286,23 @@ class Session:
         self.identity = identity = admission.identity
         # It goes into logs, one line each: what the peer chose must not start a second one.
         self.name = "".join(c if c.isprintable() else "?" for c in hello.name or "")
-        self._features = granted_features(hello)
-        self._sequences = Sequences(target.store, target.identities, identity, self._memory, self, reader=self)
+        direct_alloc = bool(granted.offered & Feature.DIRECT_ALLOC)
+        partition = direct_alloc and target.identities.ensure_partition(identity)
+        self.features = granted_features(hello, granted.offered, partition=partition)
+        self._direct = direct = DirectModes(
+            self.features, target.config, target.store, identity, self._memory, target.now_s
+        )
+        self._sequences = Sequences(
+            target.store, target.identities, identity, self._memory, self, reader=self, tickets=direct.tickets
+        )
         self._receives = receives
         self._completions_posted_max = credits * limits.COMPLETIONS_POSTED_PER_CREDIT
-        if self._offloads:
-            self._act(Opened(identity, receives, credits))
+        self._act(Opened(identity, self.features, receives, credits))
         for slot in range(credits):  # profile 3 "Credits": the buffers are there before HELLO_ACK releases them
             self._repost(slot)
-        ack = accepting(target, hello, admission, features=self._features, request_credits=credits)
+        ack = accepting(
+            target, hello, admission, features=self.features, request_credits=credits, direct=direct.ack_fields()
+        )
         self._act(Send(wr_id=_HELLO_ACK, inline=packed(ack, granted.trust, granted.octets, self._nonces)))
 
     def _refuse_hello(self, header: CommonHeader, status: Status) -> None:
@@ -282,21 +318,19 @@ class Session:
             self._terminate(TerminateCause.RDMAP_UNSPECIFIED, "a second request before HELLO")
             return
         try:
-            if not granted(header, self._features, self._read_depth):
+            if not granted(header, self.features, self._read_depth):
                 raise WireFormatError("flags", "not granted in this session", Status.UNSUPPORTED)
             request = parse_request(message)
         except WireFormatError as error:
             self._refused_before_hello = True
             self._complete_header(header, error.status, slot)
             return
-        assert isinstance(request, Load | Store | AllocStore | Free)
+        assert isinstance(request, TargetRequest)
         if self.identity is None:
             self._refused_before_hello = True
             self._complete_header(header, Status.NO_SESSION, slot, _invalidates(request))
             return
-        task = Task(request, slot)
-        self._by_handle.setdefault(request.handle, []).append(task)
-        self._ready_handles.append(request.handle)
+        self._turns.add(Task(request, slot))
         self._advance()
 
     def _advance(self) -> None:
@@ -304,21 +338,9 @@ class Session:
         if self._advancing or self._sequences is None:
             return
         self._advancing = True
-        while self._ready_handles and not self._ending:
-            handle = self._ready_handles.popleft()
-            while (task := self._next_startable(handle)) is not None:
-                self._sequences.start(task)
+        while not self._ending and (task := self._turns.startable()) is not None:
+            self._sequences.start(task)
         self._advancing = False
-
-    def _next_startable(self, handle: int) -> Task | None:
-        """Profile 3 "Same handle, same session": a mutating request waits for every earlier one on its handle,
-        a LOAD for every earlier mutating one."""
-        for position, task in enumerate(self._by_handle.get(handle, ())):
-            if not task.started:
-                return task if position == 0 or not task.mutates else None
-            if task.mutates:
-                return None
-        return None
 
     # --- what a sequence asks for (SequencePort) -----------------------------------------------
 
@@ -354,18 +376,15 @@ class Session:
         self._send_completion(message, task.slot, _invalidates(request))
 
     def resolve(self, task: Task) -> None:
-        tasks = self._by_handle.get(task.request.handle)
-        if tasks is None or task not in tasks:
+        if not self._turns.resolved(task):
             return
-        tasks.remove(task)
         if self._offloads:
             self._act(Resolved(task.request.handle))
-        if tasks:
-            self._ready_handles.append(task.request.handle)
-        else:
-            del self._by_handle[task.request.handle]
         self._disconnect_if_drained()
         self._advance()
+
+    def misbehaved(self, error: PeerMisbehaved) -> None:
+        self._terminate(error.cause, str(error))
 
     def watch_free(self, block_offset: int) -> None:
         self._target.watch_free(block_offset)
@@ -421,7 +440,7 @@ class Session:
         self._act(Disconnect(why))
 
     def _disconnect_if_drained(self) -> None:
-        finished = not self._by_handle and not self._held_completions
+        finished = not self._turns and not self._held_completions
         if self._draining and finished and not self._ending and not self.ended:
             self._disconnect()
 
@@ -431,12 +450,12 @@ class Session:
 
 
 def _data_descriptor(request: TargetRequest) -> DataDescriptor:
-    assert not isinstance(request, Free)  # a FREE moves no data
+    assert not isinstance(request, Free | Bind)  # they move no data
     return request.data
 
 
 def _invalidates(request: TargetRequest) -> int | None:
     """Which STag the completion of a well-formed request invalidates (draft 5.1 INVALIDATE, profile 2)."""
-    if isinstance(request, Free) or not request.flags & RequestFlag.INVALIDATE:
+    if isinstance(request, Free | Bind) or not request.flags & RequestFlag.INVALIDATE:
         return None
     return request.data.stag

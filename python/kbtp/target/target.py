@@ -19,15 +19,25 @@ class Target:
 
     `incarnation` and `table_base_handle` are random numbers of the caller's. Handles of an earlier incarnation
     then fall outside the table, where a request for one is refused rather than served from a block that
-    happens to have the same handle and generation.
+    happens to have the same handle and generation. `masked_atomics`: what the RNIC can do, and so the form of the
+    counters in `store` (draft 3.3, else 9.2).
     """
 
-    def __init__(self, config: TargetConfig, store: BlockOwner, *, incarnation: int, table_base_handle: int) -> None:
+    def __init__(
+        self,
+        config: TargetConfig,
+        store: BlockOwner,
+        *,
+        incarnation: int,
+        table_base_handle: int,
+        masked_atomics: bool = True,
+    ) -> None:
         self.config = config
         self.keys = config.keys
         self.store = store
         self.incarnation = incarnation
         self.table_base_handle = table_base_handle
+        self.masked_atomics = masked_atomics
         self.identities = Identities(config, store, self.watch_free, self.free_done)
         self.sessions: set[Session] = set()
         self.has_actions: set[Session] = set()
@@ -42,12 +52,22 @@ class Target:
         *,
         nonces: Nonces,
         read_depth: int,
+        peer_read_depth: int,
         peer: str,
         now_s: float,
         offloads: bool = False,
     ) -> Session:
         """A session for a stream whose HELLO is yet to come."""
-        session = Session(self, memory, nonces=nonces, read_depth=read_depth, peer=peer, now_s=now_s, offloads=offloads)
+        session = Session(
+            self,
+            memory,
+            nonces=nonces,
+            read_depth=read_depth,
+            peer_read_depth=peer_read_depth,
+            peer=peer,
+            now_s=now_s,
+            offloads=offloads,
+        )
         self.sessions.add(session)
         return session
 
