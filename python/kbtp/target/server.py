@@ -147,8 +147,7 @@ class Server:
 
     def _create_store(self, table_base_handle: int) -> BlockOwner:
         config = self.config
-        masked = self._rnic.capabilities.masked_atomics
-        create: Callable[..., BlockOwner] = partial(BlockStore.create, self._pool.view, masked_counters=masked)
+        create: Callable[..., BlockOwner] = partial(BlockStore.create, self._pool.view)
         if isinstance(self._rnic, OffloadingRnic):
             create = partial(self._rnic.create_block_store, self._pool, freed=self._freed)
         return create(
@@ -161,6 +160,7 @@ class Server:
             first_ticket=config.first_ticket,
             clear_on_free=config.clears_blocks,
             direct_blocks=config.direct_blocks,
+            masked_counters=self._rnic.capabilities.masked_atomics,
         )
 
     def _freed(self, holder: object) -> None:
