@@ -220,12 +220,34 @@ class Peer:
         while octets := b"".join(self.stream.data_to_send(1 << 16)):
             self.socket.sendall(octets)
 
+    def read(self, stag: int, to: int, length: int) -> bytes:
+        """RDMA Read, done when this returns."""
+        sink = bytearray(length)
+        self.stream.post_read(0, memoryview(sink), stag, to)
+        self.answer()
+        self._next(events.ReadCompleted)
+        return bytes(sink)
+
+    def write(self, stag: int, to: int, data: bytes) -> None:
+        """RDMA Write."""
+        self.stream.post_write(0, [data], stag, to)
+        self.answer()
+
+    def fetch_add(self, stag: int, to: int, add_data: int, add_mask: int) -> int:
+        """What was there before."""
+        self.stream.post_fetch_add(0, stag, to, add_data, add_mask)
+        self.answer()
+        return int(self._next(events.AtomicCompleted).value)
+
     # --- what it sees ----------------------------------------------------------------------------
 
     def receive(self) -> Any:
-        """The target's next message, one of at most 64."""
+        """The target's next message."""
         event = self._next(events.Received)
-        return parse_response(bytes(self._buffers[event.wr_id][: event.length]))
+        buffer = self._buffers[event.wr_id]
+        message = bytes(buffer[: event.length])
+        self.stream.post_receive(event.wr_id, memoryview(buffer))
+        return parse_response(message)
 
     def terminate(self) -> tuple[int, int, int]:
         """Layer, error type and code of the Terminate that the target sends."""
