@@ -424,18 +424,20 @@ class Server:
 
     def _opened(self, stream: Stream, opened: Opened) -> None:
         modes = [feature.name for feature in (Feature.DIRECT_LOAD, Feature.DIRECT_ALLOC) if feature & opened.features]
+        session = self._sessions[stream]
         if modes:
-            session = self._sessions[stream]
             log.info("%s: granted %s", f"{session.peer} {session.name}".rstrip(), ", ".join(map(str, modes)))
         if not isinstance(stream, OffloadedStream):
             return
+        session.tickets_in_rnic = stream.bind_tickets
         stream.offload(
             SessionGrant(
                 store=self.target.store,
                 holder=opened.identity,
-                reader=self._sessions[stream],
+                reader=session,
                 domain=opened.identity.domain,
                 handles=opened.identity.handles,
+                direct_alloc=bool(opened.features & Feature.DIRECT_ALLOC),
                 request_credits=opened.request_credits,
                 max_message_bytes=self.config.max_message_bytes,
                 receives=opened.receives,
