@@ -13,6 +13,7 @@ import click
 
 from kbtp import __version__
 from kbtp.cli.bench import bench
+from kbtp.cli.conformance import conformance
 from kbtp.cli.decode import decode
 from kbtp.cli.serve import serve
 from kbtp.cli.stat import stat
@@ -33,12 +34,13 @@ def cli(ctx: click.Context) -> None:
       kbtp stat kbtp://127.0.0.1
       kbtp decode session.pcap
       kbtp bench --quick
+      kbtp conformance kbtp://127.0.0.1
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
 
-for _verb in (serve, stat, decode, bench):
+for _verb in (serve, stat, decode, bench, conformance):
     cli.add_command(_verb)
 
 
