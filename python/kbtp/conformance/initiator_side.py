@@ -64,18 +64,24 @@ class Answer:
 class InitiatorSide:
     """`ack` is there after `hello`; handles are named by their index in the range that it granted."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, namespace: bytes = b"") -> None:
         self.stream = stream
+        self.namespace = namespace
         self.ack: HelloAck = HelloAck(0)
         self._next_request_id = 0x0102030405060700
         self._early: dict[int, Answer] = {}
 
     # --- HELLO ---
 
-    def hello(self, hello: Hello | bytes | None = None, **fields: Any) -> HelloAck:
-        """Send HELLO and take HELLO_ACK, whatever its status."""
-        message = hello_message(**fields) if hello is None else hello
-        self.stream.send(message if isinstance(message, bytes) else message.pack())
+    def hello_octets(self, **fields: Any) -> bytes:
+        """A HELLO with what this target wants to see; `fields` replace ours."""
+        if self.namespace:
+            fields.setdefault("namespace", self.namespace)
+        return hello_message(**fields).pack()
+
+    def hello(self, octets: bytes | None = None, **fields: Any) -> HelloAck:
+        """Send HELLO, these octets or one of `fields`, and take HELLO_ACK, whatever its status."""
+        self.stream.send(self.hello_octets(**fields) if octets is None else octets)
         return self.take_ack()
 
     def take_ack(self) -> HelloAck:
@@ -94,6 +100,11 @@ class InitiatorSide:
     @property
     def first(self) -> int:
         return self.ack.first_handle
+
+    @property
+    def nowhere(self) -> int:
+        """A handle that the target's table does not have, and so nobody's range."""
+        return (self.ack.table_base_handle + self.ack.table_handles) & 0xFFFF_FFFF_FFFF_FFFF
 
     def handle(self, index: int) -> int:
         """The handle at `index` of our range; raises `NotApplicable` if so many were not granted."""

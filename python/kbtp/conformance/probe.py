@@ -66,15 +66,14 @@ class TargetProbe(Probe):
 
     def before_hello(self, startup: Startup | None = None) -> InitiatorSide:
         """A stream on which HELLO is still to be sent."""
-        return InitiatorSide(self.stream(startup))
+        return InitiatorSide(self.stream(startup), self.setup.namespace)
 
     def session(
         self, startup: Startup | None = None, *, receive_buffer_bytes: int | None = None, **hello: Any
     ) -> InitiatorSide:
         """`hello` are fields of the HELLO; the target has to grant it."""
-        if self.setup.namespace and "namespace" not in hello:
-            hello["namespace"] = self.setup.namespace
-        return InitiatorSide(self.stream(startup, receive_buffer_bytes=receive_buffer_bytes)).open(**hello)
+        stream = self.stream(startup, receive_buffer_bytes=receive_buffer_bytes)
+        return InitiatorSide(stream, self.setup.namespace).open(**hello)
 
 
 class InitiatorProbe(Probe):
@@ -129,6 +128,10 @@ class InitiatorProbe(Probe):
     def session(self, startup: Startup | None = None, **ack: Any) -> TargetSide:
         """`ack` are fields of the HELLO_ACK that replace ours."""
         return TargetSide(self.stream(startup)).open(**ack)
+
+    def refuse_further(self) -> None:
+        """Whoever connects from now on finds nobody, so that an initiator which tries again comes to an end."""
+        self._listener.close()
 
     def work_succeeded(self) -> bool:
         """Whether all of the initiator's work has succeeded, as it says itself (needs "one-by-one")."""

@@ -170,20 +170,28 @@ class Stream:
         self.send_ulpdus(segments.read_request(self.take_msn(QN_REQUEST), request))
         return request
 
+    def send_terminate(self, layer: int, etype: int, code: int, *, bits: int = 0, rest: bytes = b"") -> None:
+        msn = self.take_msn(QN_TERMINATE)
+        self.send_ulpdus(segments.terminate(layer, etype, code, msn=msn, bits=bits, rest=rest))
+
     # --- what the peer sends ---
 
     def ulpdu(self, what: str, *, within_s: float | None = None) -> bytes | None:
         """The next ULPDU; None at the end of the connection. Raises `Deviation` for framing that is wrong."""
+        return self._ulpdus.popleft() if self.await_ulpdu(what, within_s=within_s) else None
+
+    def await_ulpdu(self, what: str, *, within_s: float | None = None) -> bool:
+        """Wait until there is a next ULPDU, and leave it; False at the end of the connection. Raises `Deviation`."""
         while not self._ulpdus:
             octets = self.tcp.receive_some(what, within_s=within_s)
             if not octets:
-                return None
+                return False
             self.octets_in += octets
             try:
                 self._ulpdus.extend(bytes(ulpdu) for ulpdu in self.decoder.receive(octets))
             except PeerMisbehaved as error:
                 raise Deviation("FPDUs that are well formed (RFC 5044 4)", str(error)) from None
-        return self._ulpdus.popleft()
+        return True
 
     def message(self, what: str, *, within_s: float | None = None) -> Message | None:
         """The peer's next whole message of any kind, in the order of their ends; None at the end of the connection.

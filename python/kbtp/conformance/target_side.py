@@ -68,6 +68,7 @@ class TargetSide:
         self.hello = Hello(0, Feature.NONE, 0, 0, 1, 1024)
         self.ack = HelloAck(0)
         self.table: dict[int, Entry] = {}
+        self.invalidates = True
 
     # --- HELLO ---
 
@@ -119,7 +120,8 @@ class TargetSide:
         return completion
 
     def send_completion(self, request: Request, octets: bytes) -> None:
-        if request.flags & RequestFlag.INVALIDATE and not isinstance(request, Free | Bind):
+        asked = request.flags & RequestFlag.INVALIDATE and self.invalidates
+        if asked and not isinstance(request, Free | Bind):
             self.stream.send(octets, opcode=RdmapOpcode.SEND_INVALIDATE, invalidate_stag=request.data.stag)
         else:
             self.stream.send(octets)
@@ -162,7 +164,7 @@ class TargetSide:
                 self.write(request.data, entry.octets)
             self._complete_data(request, entry, Status.SUCCESS if entry.bound else Status.NOT_BOUND)
         elif isinstance(request, Store | AllocStore):
-            self._store(request, entry)
+            self._store(request)
         elif isinstance(request, Free):
             status = Status.SUCCESS if entry.bound else Status.NOT_BOUND
             if entry.bound:
@@ -171,9 +173,14 @@ class TargetSide:
         else:
             self.complete(request, Status.UNSUPPORTED, generation=0)
 
-    def _store(self, request: Store | AllocStore, entry: Entry) -> None:
+    def _store(self, request: Store | AllocStore) -> None:
         inline = request.flags & RequestFlag.INLINE
-        entry.octets = bytes(request.inline_data) if inline else self.read(request.data)
+        self.bind_entry(request, bytes(request.inline_data) if inline else self.read(request.data))
+
+    def bind_entry(self, request: Store | AllocStore, octets: bytes) -> None:
+        """Store `octets`, however they came, and complete the request."""
+        entry = self.table.setdefault(request.handle, Entry())
+        entry.octets = octets
         if isinstance(request, AllocStore):
             entry.generation = entry.generation % 0xFFFF + 1
         entry.bound, entry.sealed = True, bool(request.flags & RequestFlag.SEAL)
