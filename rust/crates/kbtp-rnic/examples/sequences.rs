@@ -126,8 +126,11 @@ impl Target {
             table_handles: count as u64,
             ring_order: count.next_power_of_two().ilog2(),
             first_ticket: 0,
+            direct_blocks: 0,
+            masked_counters: true,
         };
-        let blocks = SharedBlocks::create(&pool, &config, false).unwrap();
+        let table = Buffer::zeroed(8 * config.table_words() as usize).unwrap();
+        let blocks = SharedBlocks::create(&pool, table, &config, false).unwrap();
         let handles = HandleRange {
             first: FIRST_HANDLE,
             count: count as u64,
