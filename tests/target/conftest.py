@@ -11,19 +11,34 @@ whatever changes in between is seen.
 
 from __future__ import annotations
 
+import struct
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
 
+from kbtp.atomics import fetch_add
 from kbtp.blocks import BlockStore, Entry
 from kbtp.target.actions import Abort, Action, Disconnect, Opened, Terminate
 from kbtp.target.config import TargetConfig
 from kbtp.target.target import Target
-from kbtp.types import Opcode, RequestFlag, Status
+from kbtp.types import Feature, Opcode, RequestFlag, Status
 from kbtp.verbs.api import Access, RdmaRead, RdmaWrite, Recv, Send, Sge, WcOpcode, WcStatus, WorkCompletion
-from kbtp.wire import AllocStore, Completion, DataDescriptor, Free, Hello, HelloAck, Load, Nonces, Store, parse_response
+from kbtp.wire import (
+    AllocStore,
+    Bind,
+    Completion,
+    DataDescriptor,
+    Free,
+    Hello,
+    HelloAck,
+    Load,
+    Nonces,
+    Store,
+    parse_response,
+)
 
 BLOCK = 512
 BLOCKS = 4
@@ -339,6 +354,62 @@ class Peer:
         answer = self.answers[self.alloc_store(handle, data, flags=flags)]
         assert answer.status is Status.SUCCESS
         return answer
+
+    # --- what an initiator in direct mode does by itself (draft 6.6) ---
+
+    def region(self, name: str) -> Region:
+        """What the STag of that name in HELLO_ACK reaches; fails if it reaches nothing any more."""
+        stag = getattr(self.ack, f"{name}_stag")
+        region = next(region for region in self.memory.exposed if region.stag == stag)
+        assert region.valid, f"{name}_stag is invalid"
+        return region
+
+    def head(self) -> int:
+        assert self.region("head").access is Access.REMOTE_ATOMIC
+        return int.from_bytes(self.region("head").view, sys.byteorder)
+
+    def set_head(self, value: int) -> None:
+        """CmpSwap allows it."""
+        self.region("head").view[:] = value.to_bytes(8, sys.byteorder)
+
+    def take_ticket(self) -> int:
+        """FetchAdd on Head with the Add Data and Add Mask of draft 3.3, or of 9.2 if that was granted."""
+        old = self.head()
+        masked = self.ack.granted_features & Feature.MASKED_ATOMICS
+        top = 1 << self.ack.ring_order + 3
+        self.set_head(fetch_add(old, 0x0000000100000010, 1 << 63 | 1 << 31 | top) if masked else old + (1 << 32))
+        return old >> 32
+
+    def slot(self, ticket: int) -> int | None:
+        """The block that the slot of `ticket` holds for it."""
+        assert self.region("ring").access is Access.REMOTE_READ
+        at = 16 * (ticket % (1 << self.ack.ring_order))
+        sequence, _, block_offset = struct.unpack(">IIQ", self.region("ring").view[at : at + 16])
+        return block_offset if sequence == ticket and block_offset != (1 << 64) - 1 else None
+
+    def put(self, block_offset: int, data: bytes) -> None:
+        """RDMA Write through Partition STag."""
+        region = self.region("partition")
+        assert region.access is Access.REMOTE_WRITE
+        at = block_offset - region.base_to
+        assert 0 <= at <= region.length - len(data)
+        region.view[at : at + len(data)] = data
+
+    def take_block(self, data: bytes = b"") -> tuple[int, int]:
+        """A ticket and its block, with `data` in it."""
+        ticket = self.take_ticket()
+        block_offset = self.slot(ticket)
+        assert block_offset is not None
+        self.put(block_offset, data)
+        return ticket, block_offset
+
+    def bind_ticket(
+        self, handle: int, ticket: int, block_offset: int, length: int = 0, *, generation: int = 0, flags: int = 2
+    ) -> int:
+        """BIND, with SEAL; the Request ID."""
+        request = Bind(self._request_id(), handle, generation, RequestFlag(flags), ticket, length, block_offset)
+        self.send(request.pack())
+        return request.request_id
 
     def loaded(self, request_id: int, handle: int) -> bytes:
         """What an unhurried LOAD, sent and finished now, gives. For looking, not for testing loads."""

@@ -192,6 +192,7 @@ impl Target {
                         first: FIRST_HANDLE,
                         count: 2 * blocks_of(self.block_bytes) as u64,
                     },
+                    direct_alloc: false,
                     request_credits: CREDITS as u32,
                     max_message_bytes: MESSAGE_BYTES as u32,
                     receives: buffers.clone(),

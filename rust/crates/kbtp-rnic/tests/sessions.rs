@@ -142,6 +142,7 @@ impl Target {
                     holder: self.joined,
                     domain: DOMAIN,
                     handles: range_of(self.joined),
+                    direct_alloc: false,
                     request_credits: CREDITS,
                     max_message_bytes: MESSAGE_BYTES as u32,
                     receives: buffers.clone(),

@@ -214,6 +214,7 @@ impl World {
             holder,
             domain,
             handles,
+            direct_alloc: false,
             request_credits: credits,
             max_message_bytes: MAX_MESSAGE,
             receives,
