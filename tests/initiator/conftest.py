@@ -162,6 +162,10 @@ class FakeTarget:
             raise ConnectionLost("the stream ended before the read was answered")
         return bytes(sink.view)
 
+    def expose(self, memory: Any, access: Access, base_to: int = 0) -> Any:
+        """Let the initiator of this stream reach `memory` from tagged offset `base_to` on."""
+        return self._rnic.register(memory, access, pd=self._pd, stream=self.stream, base_to=base_to)
+
     def ended(self) -> StreamEnded:
         return self._next(lambda event: isinstance(event, StreamEnded) and event.stream is self.stream)
 

@@ -213,7 +213,7 @@ def test_stopping_lets_what_is_outstanding_finish(serve: Serve) -> None:
         block = client.alloc_store(data)
         buffer = bytearray(64 << 20)
         load = load_batch([block], [buffer], False)
-        client._connection.submit(load)  # and nobody reads yet
+        client._connection.submit(load, time.monotonic())  # and nobody reads yet
         assert server.wait_until(lambda: any(map(server.outstanding_of, list(server.target.sessions))))
         server.request_stop()
         deadline_s = time.monotonic() + DEADLINE_S

@@ -381,6 +381,8 @@ class NativeRnic:
         ring_order: int,
         first_ticket: Ticket = 0,
         clear_on_free: bool = False,
+        direct_blocks: int = 0,
+        masked_counters: bool = True,
         freed: Callable[[object], None],
     ) -> NativeBlockStore:
         """See `kbtp.verbs.offload.OffloadingRnic.create_block_store`. Raises `ApiMisuse`, `OSError` for no memory."""
@@ -397,6 +399,8 @@ class NativeRnic:
             ring_order=ring_order,
             first_ticket=first_ticket,
             clear_on_free=clear_on_free,
+            direct_blocks=direct_blocks,
+            masked_counters=masked_counters,
             freed=freed,
         )
 

@@ -80,6 +80,8 @@ class OffloadingRnic(Rnic, Protocol):
         ring_order: int,
         first_ticket: int = 0,
         clear_on_free: bool = False,
+        direct_blocks: int = 0,
+        masked_counters: bool = True,
         freed: Callable[[object], None],
     ) -> BlockOwner:
         """As `kbtp.blocks.BlockStore.create`, over a region of this RNIC.
