@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import random
 import secrets
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,6 +61,48 @@ class WatchedServer(Server):
     @property
     def free_blocks(self) -> int:
         return self.target.store.free_blocks
+
+
+class TargetProcess:
+    """`target_process.py`, and what it says."""
+
+    def __init__(self, rnic_name: str, **config: Any) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("target_process.py")), json.dumps(config), rnic_name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        ready = self._answer()
+        self.url: str = ready["url"]
+        self.free_blocks: int = ready["free_blocks"]
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+    def after_all_have_left(self) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"free?\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def stop(self) -> None:
+        self._process.communicate(timeout=DEADLINE_S)
+
+
+@pytest.fixture
+def target_process(best_rnic: str) -> Iterator[Callable[..., TargetProcess]]:
+    """`target_process(**config)`: a target in a process of its own."""
+    with ExitStack() as stack:
+
+        def start(**config: Any) -> TargetProcess:
+            process = TargetProcess(best_rnic, **config)
+            stack.callback(process.stop)
+            return process
+
+        yield start
 
 
 class Warnings(logging.Handler):
