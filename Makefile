@@ -15,7 +15,7 @@ COVERED := wire iwarp blocks target initiator
 COVERAGE_MIN := 95
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test punts check coverage bench fuzz sanitize format clean
+.PHONY: help demo test punts soak check coverage bench fuzz sanitize format clean
 .DELETE_ON_ERROR:
 
 help:  ## list these targets
@@ -45,6 +45,11 @@ test: $(VENV)/demo.stamp  ## all tests, and the coverage each package must have
 
 punts: $(VENV)/dev.stamp  ## the tests of initiators and systems once more, the native RNIC leaving requests to Python
 	KBTP_TEST_PUNTS=everywhere $(BIN)/python -m pytest $(PYTEST_FLAGS) -n $(JOBS) --dist=loadscope -k native/ tests/initiator tests/system
+
+SOAK_S ?= 60
+
+soak: $(VENV)/dev.stamp  ## an initiator in direct mode and an ordinary one, SOAK_S seconds over each RNIC: no wrong block
+	KBTP_SOAK_S=$(SOAK_S) $(BIN)/python -m pytest $(PYTEST_FLAGS) -s tests/system/test_direct_soak.py
 
 check: $(VENV)/dev.stamp  ## ruff and mypy, rustfmt and clippy
 	$(BIN)/ruff check .
