@@ -15,6 +15,11 @@ _GRANT_TESTS = ("tests/target/test_direct_grants.py",)
 _PARTITION_TESTS = ("tests/blocks/test_partitions.py",)
 _LOAD_TESTS = ("tests/initiator/test_direct_load.py",)
 _ALLOC_TESTS = ("tests/initiator/test_direct_alloc.py",)
+_CONFIG = "python/kbtp/target/config.py"
+_SESSION = "python/kbtp/target/session.py"
+_HELLO = "python/kbtp/target/hello.py"
+_KEY_FILE = "python/kbtp/key_file.py"
+_INITIATOR = "python/kbtp/initiator/session.py"
 _AUTHENTICATION_TESTS = ("tests/target/test_authentication.py", "tests/wire/test_authentication.py")
 
 MUTANTS = (
@@ -225,5 +230,53 @@ MUTANTS = (
         'b"".join((label, nonces.initiator, nonces.target, *messages))',
         'b"".join((label, *messages))',
         _AUTHENTICATION_TESTS,
+    ),
+    Mutant(
+        "profile 4",
+        "HELLO_ACK is signed under the label of HELLO: a target's answer can be made of an initiator's words",
+        _AUTHENTICATION,
+        '_HELLO_ACK_LABEL = b"KBTP1 HELLO_ACK"',
+        '_HELLO_ACK_LABEL = b"KBTP1 HELLO"',
+        _AUTHENTICATION_TESTS,
+    ),
+    Mutant(
+        "profile 4",
+        "an initiator with a key takes a HELLO_ACK that proves nothing",
+        _INITIATOR,
+        "    if config.key is not None:\n        try:\n            check",
+        "    if config.key is None and nonces is None:\n        try:\n            check",
+        ("tests/initiator/test_keys.py",),
+    ),
+    Mutant(
+        "profile 4",
+        "a target without keys opens a session for whoever sends AUTH",
+        _HELLO,
+        "if hello.auth is None else None",
+        "",
+        ("tests/target/test_authentication.py",),
+    ),
+    Mutant(
+        "profile 4",
+        "a keys file that its group can read is taken",
+        _KEY_FILE,
+        "_OTHERS = stat.S_IRWXG | stat.S_IRWXO",
+        "_OTHERS = stat.S_IRWXO",
+        ("tests/test_key_file.py",),
+    ),
+    Mutant(
+        "draft 6.4",
+        "with keys of two domains, blocks return to the ring uncleared",
+        _CONFIG,
+        "return self.clear_on_free or not self.one_trust_domain",
+        "return self.clear_on_free",
+        ("tests/target/test_authentication.py",),
+    ),
+    Mutant(
+        "profile 3 Identity",
+        "without keys, anybody who names its ID takes a live session's place",
+        _SESSION,
+        "if live is not None and trust.key is not None:",
+        "if live is not None:",
+        ("tests/target/test_replacement.py",),
     ),
 )
