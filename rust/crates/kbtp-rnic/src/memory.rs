@@ -106,6 +106,27 @@ impl Buffer {
         }
     }
 
+    /// `length` of the same octets, from octet `from` on: what a peer may change lies in one region.
+    ///
+    /// # Errors
+    ///
+    /// `Error::ApiMisuse` for no octets, and for any that are not in here.
+    pub fn part(&self, from: usize, length: usize) -> Result<Self, Error> {
+        if length == 0 || from.checked_add(length).is_none_or(|end| end > self.length) {
+            let all = self.length;
+            return Err(Error::misuse(format!(
+                "{length} octets from {from} on: 1 to {all} expected, and all in the buffer"
+            )));
+        }
+        // SAFETY: `from` is less than `length`, so the result is within the buffer's octets.
+        let address = unsafe { self.address.add(from) };
+        Ok(Self {
+            address,
+            length,
+            ..self.share()
+        })
+    }
+
     /// Its octets to the start of `into`, as many as both have.
     pub(crate) fn read_into(&self, into: &mut [u8]) {
         let length = self.length.min(into.len());
@@ -598,6 +619,19 @@ mod tests {
         assert_eq!(memories.atomic(region, 8, &mut |old| old + 1), Some(5));
         assert_eq!(memories.atomic(region, 4, &mut |old| old + 1), None);
         assert_eq!(memories.atomic(region, 9, &mut |old| old + 1), None);
+    }
+
+    #[test]
+    fn a_part_is_some_of_the_same_octets() {
+        let whole = Buffer::zeroed(16).unwrap();
+        let part = whole.part(8, 8).unwrap();
+        BufferWords::new(part.share()).unwrap().store(0, u64::MAX);
+        let mut octets = [0; 16];
+        whole.read_into(&mut octets);
+        assert_eq!(octets, [[0; 8], [0xFF; 8]].concat()[..]);
+        for (from, length) in [(8, 9), (16, 1), (0, 0), (usize::MAX, 2)] {
+            assert!(matches!(whole.part(from, length), Err(Error::ApiMisuse(_))));
+        }
     }
 
     #[test]
