@@ -15,7 +15,9 @@ from kbtp.conformance.startup import CameFrame, Startup, accepted, receive_frame
 from kbtp.conformance.stream import Stream
 from kbtp.conformance.target_side import TargetSide
 from kbtp.conformance.tcp import Tcp
-from kbtp.wire import Free
+from kbtp.iwarp.rdmap import RdmapOpcode, ReadRequest
+from kbtp.types import RequestFlag, Status
+from kbtp.wire import AllocStore, Completion, Free, Load, Store
 
 QUIET_S = 0.15
 """How long we look whether nothing comes."""
@@ -84,3 +86,80 @@ def expect_no_octets(tcp: Tcp, why: str) -> None:
 
 def octet_by_octet(octets: bytes) -> list[bytes]:
     return [octets[at : at + 1] for at in range(len(octets))]
+
+
+# --- traffic ---
+
+
+SIZES = (0, 1, 2, 3, 4, 5, 700, 100_000)
+"""Of messages that the peer is made to send: every PAD, and more than one segment."""
+
+
+def pattern(size: int) -> bytes:
+    return bytes(index % 251 for index in range(size))
+
+
+def needs_a_read(request: object) -> bool:
+    """A request whose data is in memory of the initiator, so that we read it."""
+    return isinstance(request, Store | AllocStore) and not request.flags & RequestFlag.INLINE
+
+
+def converse(session: Session) -> None:
+    """Have the peer send messages of many sizes: a target by LOADs, an initiator by Reads of its memory."""
+    if isinstance(session, TargetSide):
+        request = session.serve_until(needs_a_read)
+        for size in SIZES:
+            session.read(request.data, min(size, request.data.length))
+        session.serve_one(request)
+        session.serve_one(session.serve_until(Free))
+    else:
+        initiator = as_initiator(session)
+        for size in (min(size, initiator.ack.block_size) for size in SIZES):
+            initiator.bind(0, pattern(size))
+            initiator.expect_contents(0, pattern(size))
+            initiator.release(0)
+
+
+def as_initiator(session: Session) -> InitiatorSide:
+    assert isinstance(session, InitiatorSide)
+    return session
+
+
+def sink_of(session: InitiatorSide, size: int, index: int = 0) -> ReadRequest:
+    """Have the target ask for `size` octets of ours; its Read Request, which nobody has answered yet."""
+    lent = session.stream.memory.lend(pattern(size))
+    session.send(session.alloc_store(session.handle(index), lent))
+    message = session.stream.message("a Read Request")
+    expect(message is not None and message.opcode is RdmapOpcode.READ_REQUEST, "a Read Request", message)
+    assert message is not None
+    return ReadRequest.parse(message.payload)
+
+
+def octets_due(session: TargetSide, request: Load) -> bytes:
+    """What a LOAD of the initiator has to bring."""
+    return session.table[request.handle].octets
+
+
+def completion_of(session: TargetSide, request: Load) -> bytes:
+    """The COMPLETION with SUCCESS of a LOAD."""
+    entry = session.table[request.handle]
+    octets = len(entry.octets)
+    return Completion(
+        request.request_id, request.handle, entry.generation, Status.SUCCESS, octets, session.ack.pool_base
+    ).pack()
+
+
+class Trickle(Tcp):
+    """Sends what is cut at odd places: the first octets of all that is said one by one, the rest in pieces."""
+
+    SINGLY, PIECE_BYTES = 100, 997
+
+    def send(self, octets: bytes) -> None:
+        for octet in octet_by_octet(octets[: self.SINGLY]):
+            super().send(octet)
+        for at in range(self.SINGLY, len(octets), self.PIECE_BYTES):
+            super().send(octets[at : at + self.PIECE_BYTES])
+
+    @classmethod
+    def over(cls, tcp: Tcp) -> Trickle:
+        return cls(tcp.socket, tcp.deadline)

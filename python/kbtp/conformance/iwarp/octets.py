@@ -28,6 +28,14 @@ def pad_bytes(ulpdu_bytes: int) -> int:
     return -(2 + ulpdu_bytes) % 4
 
 
+def laid_out(position: int, ulpdu_bytes: int) -> tuple[int, bool]:
+    """Where a half connection with markers is behind an FPDU, and whether a marker stands right before its CRC."""
+    for _ in range(0, 2 + ulpdu_bytes + pad_bytes(ulpdu_bytes), 4):
+        position += 4 + (MARKER_BYTES if position % MARKER_EVERY_BYTES == 0 else 0)
+    before_crc = position % MARKER_EVERY_BYTES == 0
+    return position + CRC_BYTES + (MARKER_BYTES if before_crc else 0), before_crc
+
+
 class Framer:
     """One outgoing half connection: makes FPDUs, with markers if the peer asked for them."""
 
