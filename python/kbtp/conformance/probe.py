@@ -56,8 +56,10 @@ class TargetProbe(Probe):
         self._host = host
         self._port = port
 
-    def tcp(self, *, receive_buffer_bytes: int | None = None) -> Tcp:
-        tcp = Tcp.connect(self._host, self._port, self.deadline, receive_buffer_bytes=receive_buffer_bytes)
+    def tcp(self, *, receive_buffer_bytes: int | None = None, mss_bytes: int | None = None) -> Tcp:
+        tcp = Tcp.connect(
+            self._host, self._port, self.deadline, receive_buffer_bytes=receive_buffer_bytes, mss_bytes=mss_bytes
+        )
         self._connections.append(tcp)
         return tcp
 
