@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kbtp.conformance.case import Group
-from kbtp.conformance.iwarp import mpa_framing, mpa_markers, mpa_startup, rfc6581
+from kbtp.conformance.iwarp import faults, mpa_framing, mpa_markers, mpa_startup, rfc6581
 from kbtp.conformance.iwarp.rules import RULES
 
 __all__ = ["GROUPS", "RULES"]
 
-GROUPS: tuple[Group, ...] = (mpa_startup.GROUP, mpa_framing.GROUP, mpa_markers.GROUP, rfc6581.GROUP)
+GROUPS: tuple[Group, ...] = (mpa_startup.GROUP, mpa_framing.GROUP, mpa_markers.GROUP, rfc6581.GROUP, faults.GROUP)
