@@ -471,7 +471,8 @@ class World:
             ring_order=self.config.ring_order,
             first_ticket=self.config.first_ticket,
             clear_on_free=self.config.clears_blocks,
-            **self.store_options(),
+            direct_blocks=self.config.direct_blocks,
+            masked_counters=self.masked_atomics,
         )
         self.target = Target(
             self.config,
@@ -481,9 +482,6 @@ class World:
             masked_atomics=self.masked_atomics,
         )
         self.peers: list[Peer] = []
-
-    def store_options(self) -> dict[str, Any]:
-        return {"direct_blocks": self.config.direct_blocks, "masked_counters": self.masked_atomics}
 
     def open(self, read_depth: int = 2, peer_read_depth: int = 4) -> Peer:
         """A new stream, before HELLO."""
@@ -544,9 +542,6 @@ class World:
 
 class NativeWorld(World):
     """A target whose block structures are those of the native RNIC."""
-
-    def store_options(self) -> dict[str, Any]:
-        return {}
 
     @staticmethod
     def create_store(pool: memoryview, **numbers: Any) -> Any:

@@ -142,13 +142,13 @@ def test_an_initiator_that_may_not_read_gets_no_direct_mode(new_world: Callable[
 @pytest.mark.parametrize("allowed", [Feature.NONE, Feature.DIRECT_LOAD, Feature.DIRECT_ALLOC, DIRECT])
 def test_a_key_says_which_direct_modes_it_may_use(new_world: Callable[..., Any], allowed: Feature) -> None:
     key = Key(1, bytes(32), direct=allowed)
-    peer = signed_in(direct_world(new_world, keys=Keys([key])), key)
+    peer = signed_in(direct_world(new_world, keys=Keys((key,))), key)
     assert granted(peer) & DIRECT == allowed
 
 
 def test_with_several_trust_domains_nobody_reads_the_pool(new_world: Callable[..., Any]) -> None:
     """Profile 6.4: STags that reach octets of others; a partition reaches its owner's alone."""
-    keys = [Key(1, bytes(32), "a", DIRECT), Key(2, bytes(32), "b", DIRECT)]
+    keys = (Key(1, bytes(32), "a", DIRECT), Key(2, bytes(32), "b", DIRECT))
     world = direct_world(new_world, keys=Keys(keys), quota=2)
     for key in keys:
         assert granted(signed_in(world, key)) == Feature.DIRECT_ALLOC | Feature.MASKED_ATOMICS
@@ -157,7 +157,7 @@ def test_with_several_trust_domains_nobody_reads_the_pool(new_world: Callable[..
 def test_a_session_that_takes_a_live_one_s_place_takes_its_ring(new_world: Callable[..., Any]) -> None:
     """Profile 3 "Identity": everything of the old session is resolved first, its tickets too."""
     key = Key(1, bytes(32), direct=DIRECT)
-    world = direct_world(new_world, keys=Keys([key]))
+    world = direct_world(new_world, keys=Keys((key,)))
     old = signed_in(world, key, initiator_id=ALICE, requested_quota=4)
     old.bind_ticket(old.handle(), *old.take_block(b"kept"), 4)
     ticket, block_offset = old.take_block(b"lost")

@@ -20,7 +20,7 @@ from kbtp.address import Address
 from kbtp.cli.units import FOREVER, Seconds, Size, format_size
 from kbtp.errors import ApiMisuse
 from kbtp.key_file import read_keys
-from kbtp.keys import Keys
+from kbtp.keys import Keys, parse_direct
 from kbtp.rnic import open_rnic
 from kbtp.target.config import TargetConfig
 from kbtp.target.server import Server
@@ -79,6 +79,12 @@ def _load_file(ctx: click.Context, _param: click.Parameter, value: Path | None) 
     help="Serve only initiators that name the same: a fingerprint of model, dtype and layout.")  # fmt: skip
 @click.option("--keys", "keys_file", type=click.Path(), envvar="KBTP_KEYS",
     help="Serve only initiators with one of the keys in this file; see kbtp keys.")  # fmt: skip
+@click.option("--direct", default="none", show_default=True, envvar="KBTP_DIRECT",
+    help="Direct modes for initiators trusted with all blocks: load, alloc or load,alloc.")  # fmt: skip
+@click.option("--direct-blocks", type=int, default=_DEFAULTS.direct_blocks, show_default=True,
+    envvar="KBTP_DIRECT_BLOCKS", help="Blocks set aside for initiators that allocate directly.")  # fmt: skip
+@click.option("--ticket-timeout", type=Seconds(), default=_DEFAULTS.ticket_timeout_s, show_default="10s",
+    envvar="KBTP_TICKET_TIMEOUT", help="How long a block taken directly may go without BIND.")  # fmt: skip
 @click.option("--name", default="", envvar="KBTP_NAME", help="Shown to initiators and in logs.")
 @click.option("--linger", type=Seconds(), default=_DEFAULTS.linger_s, show_default="1h", envvar="KBTP_LINGER",
     help=f"How long an initiator's blocks outlive its connection; 0 or {FOREVER!r} are possible.")  # fmt: skip
@@ -102,8 +108,9 @@ def _load_file(ctx: click.Context, _param: click.Parameter, value: Path | None) 
 @click.option("--json", "as_json", is_flag=True, help="Print the ready line as a JSON object.")
 def serve(
     host: str, port: int, block_size: int, pool_size: int | None, pool_blocks: int | None, quota: int, max_quota: int,
-    namespace: str, keys_file: str | None, name: str, linger: float, drain: float, request_credits: int, threads: int,
-    spin_us: int, rnic_name: str, log_level: str, as_json: bool,
+    namespace: str, keys_file: str | None, direct: str, direct_blocks: int, ticket_timeout: float, name: str,
+    linger: float, drain: float, request_credits: int, threads: int, spin_us: int, rnic_name: str, log_level: str,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Serve a pool of blocks until SIGTERM or Ctrl-C, then finish what is outstanding and exit.
 
@@ -120,6 +127,7 @@ def serve(
       kbtp serve --host 0.0.0.0 --namespace llama-3-8b/bf16/tp2 --linger forever
       KBTP_QUOTA=512 kbtp serve --config /etc/kbtp.toml
       kbtp serve --keys target.keys
+      kbtp serve --direct load,alloc --pool-blocks 1024 --direct-blocks 256
       kill -USR1 PID
     """
     keys_again = None if keys_file is None else partial(read_keys, keys_file)
@@ -132,6 +140,9 @@ def serve(
         namespace=namespace.encode(),
         keys=Keys() if keys_again is None else keys_again(),
         name=name,
+        direct=parse_direct(direct),
+        direct_blocks=direct_blocks,
+        ticket_timeout_s=ticket_timeout,
         linger_s=linger,
         drain_s=drain,
     )

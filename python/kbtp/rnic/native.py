@@ -128,12 +128,16 @@ class NativeStream:
             domain=store.domain_number(grant.domain),
             first_handle=grant.handles.first,
             handle_count=grant.handles.count,
+            direct_alloc=grant.direct_alloc,
             request_credits=grant.request_credits,
             max_message_bytes=grant.max_message_bytes,
             receives=receives.native,
             read_depth=grant.read_depth,
             drain_s=grant.drain_s,
         )
+
+    def bind_tickets(self) -> list[Ticket]:
+        return self.native.bind_tickets()
 
     def resolved(self, handle: Handle) -> None:
         self.native.resolved(handle)

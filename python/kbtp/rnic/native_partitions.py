@@ -23,7 +23,7 @@ from kbtp.types import BlockOffset, Ticket
 def zeroed(length_bytes: int) -> memoryview:
     """So many octets, a multiple of 8 and aligned to that. Raises `OSError` if the system does not give them."""
     try:
-        return memoryview(np.zeros(length_bytes // WORD_BYTES, np.uint64)).cast("B")
+        return np.zeros(length_bytes // WORD_BYTES, np.uint64).data.cast("B")
     except (MemoryError, ValueError):  # the latter for more than there are addresses
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) from None
 

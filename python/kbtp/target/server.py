@@ -147,8 +147,7 @@ class Server:
 
     def _create_store(self, table_base_handle: int) -> BlockOwner:
         config = self.config
-        masked = self._rnic.capabilities.masked_atomics
-        create: Callable[..., BlockOwner] = partial(BlockStore.create, self._pool.view, masked_counters=masked)
+        create: Callable[..., BlockOwner] = partial(BlockStore.create, self._pool.view)
         if isinstance(self._rnic, OffloadingRnic):
             create = partial(self._rnic.create_block_store, self._pool, freed=self._freed)
         return create(
@@ -161,6 +160,7 @@ class Server:
             first_ticket=config.first_ticket,
             clear_on_free=config.clears_blocks,
             direct_blocks=config.direct_blocks,
+            masked_counters=self._rnic.capabilities.masked_atomics,
         )
 
     def _freed(self, holder: object) -> None:
@@ -424,18 +424,20 @@ class Server:
 
     def _opened(self, stream: Stream, opened: Opened) -> None:
         modes = [feature.name for feature in (Feature.DIRECT_LOAD, Feature.DIRECT_ALLOC) if feature & opened.features]
+        session = self._sessions[stream]
         if modes:
-            session = self._sessions[stream]
             log.info("%s: granted %s", f"{session.peer} {session.name}".rstrip(), ", ".join(map(str, modes)))
         if not isinstance(stream, OffloadedStream):
             return
+        session.tickets_in_rnic = stream.bind_tickets
         stream.offload(
             SessionGrant(
                 store=self.target.store,
                 holder=opened.identity,
-                reader=self._sessions[stream],
+                reader=session,
                 domain=opened.identity.domain,
                 handles=opened.identity.handles,
+                direct_alloc=bool(opened.features & Feature.DIRECT_ALLOC),
                 request_credits=opened.request_credits,
                 max_message_bytes=self.config.max_message_bytes,
                 receives=opened.receives,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ from kbtp.target.identity import Admission, Identity
 from kbtp.target.sequences import Sequences, Task
 from kbtp.target.tickets import Tickets
 from kbtp.target.turns import Turns
-from kbtp.types import Feature, Opcode, RequestFlag, Status, TerminateCause
+from kbtp.types import Feature, Opcode, RequestFlag, Status, TerminateCause, Ticket
 from kbtp.verbs.api import MemoryRegion, RdmaRead, RdmaWrite, Recv, Send, Sge, WcOpcode, WcStatus, WorkCompletion
 from kbtp.wire import (
     Bind,
@@ -103,6 +104,9 @@ class Session:
         self._draining = False
         self.features = Feature.NONE
         """What HELLO_ACK has granted."""
+        self.tickets_in_rnic: Callable[[], Iterable[Ticket]] = tuple
+        """Those of BINDs that came to an RNIC which executes sequences and are not resolved, also if this has them not
+        yet."""
         self._direct: DirectModes | None = None
         self._receives: MemoryRegion | None = None
         self._sequences: Sequences | None = None
@@ -193,7 +197,7 @@ class Session:
         elif self._tickets is not None and self._tickets.next_deadline_s() <= now_s:
             received = [task.request.ticket for task in self._turns if isinstance(task.request, Bind)]
             try:
-                self._tickets.tick(now_s, received)
+                self._tickets.tick(now_s, [*received, *self.tickets_in_rnic()])
             except PeerMisbehaved as error:  # profile 6.9
                 self.misbehaved(error)
 
