@@ -14,7 +14,7 @@ NEEDS = {
     "two-domains": "--key-file holds keys of two trust domains",
     "no-keys": "the target has no keys",
     "namespace": "the target has the namespace of --namespace",
-    "big-blocks": "blocks of 16 MiB, so that one does not fit the socket buffers",
+    "big-blocks": "blocks of 8 MiB, so that one does not fit the socket buffers",
     "small-pool": "a pool of at most 64 blocks that nobody else uses",
     "short-waits": "the target waits no longer than a few seconds for a HELLO, a slow reader and a lingering initiator",
     "one-by-one": "the initiator under test is started for each case and says whether its work succeeded",
