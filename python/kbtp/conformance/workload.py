@@ -22,6 +22,7 @@ import sys
 
 import kbtp
 from kbtp.errors import KbtpError
+from kbtp.initiator.view import Mode
 from kbtp.rnic import open_rnic
 from kbtp.verbs.api import Rnic
 
@@ -36,8 +37,8 @@ class WrongOctets(Exception):
 
 def work(client: kbtp.Client, direct: str) -> None:
     """Raises `KbtpError` or `WrongOctets` at the first thing that goes wrong."""
-    load = "direct" if "load" in direct else "request"
-    alloc = "direct" if "alloc" in direct else "request"
+    load: Mode = "direct" if "load" in direct else "request"
+    alloc: Mode = "direct" if "alloc" in direct else "request"
     short, long = _pattern(SHORT_BYTES, 1), _pattern(LONG_BYTES, 2)
     first = client.alloc_store(short, mode=alloc)
     _compare(client, first, short, mode=load)
@@ -62,7 +63,7 @@ def _pattern(size: int, seed: int) -> bytes:
 
 
 def _compare(
-    client: kbtp.Client, block: kbtp.BlockRef, octets: bytes, *, allow_unsealed: bool = False, mode: str = "request"
+    client: kbtp.Client, block: kbtp.BlockRef, octets: bytes, *, allow_unsealed: bool = False, mode: Mode = "request"
 ) -> None:
     into = bytearray(len(octets))
     size = client.load(block, into=into, allow_unsealed=allow_unsealed, mode=mode)
