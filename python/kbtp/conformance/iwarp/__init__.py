@@ -12,6 +12,8 @@ from kbtp.conformance.iwarp import (
     placement,
     reads,
     rfc6581,
+    security,
+    terminates,
 )
 from kbtp.conformance.iwarp.rules import RULES
 
@@ -26,4 +28,6 @@ GROUPS: tuple[Group, ...] = (
     placement.GROUP,
     reads.GROUP,
     faults.GROUP,
+    terminates.GROUP,
+    security.GROUP,
 )
