@@ -17,8 +17,8 @@ INLINE, SEAL, RECORD, INVALIDATE, ALLOW_UNSEALED = 1, 2, 4, 8, 16
 ALICE = bytes(range(1, 17))
 
 
-def direct_world(new_world: Callable[..., Any], **config: Any) -> Any:
-    return new_world(
+def direct_world(made: Callable[..., Any], **config: Any) -> Any:
+    return made(
         **{
             "pool_blocks": 8,
             "direct": Feature.DIRECT_ALLOC,
@@ -31,8 +31,8 @@ def direct_world(new_world: Callable[..., Any], **config: Any) -> Any:
 
 
 @pytest.fixture
-def world(new_world: Callable[..., Any]) -> Any:
-    return direct_world(new_world)
+def world(new_world_of_any_store: Callable[..., Any]) -> Any:
+    return direct_world(new_world_of_any_store)
 
 
 @pytest.fixture
@@ -128,9 +128,11 @@ def refused(world: Any, peer: Any, *faults: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize(("_name", "status", "fault"), FAULTS, ids=[name for name, _, _ in FAULTS])
-def test_each_check_of_bind(new_world: Callable[..., Any], _name: str, status: Status, fault: dict[str, Any]) -> None:
+def test_each_check_of_bind(
+    new_world_of_any_store: Callable[..., Any], _name: str, status: Status, fault: dict[str, Any]
+) -> None:
     """A refused BIND leaves its ticket outstanding (profile 6.11)."""
-    world = direct_world(new_world)
+    world = direct_world(new_world_of_any_store)
     world.connect()
     answer = refused(world, connected(world), fault)
     assert answer.status is status
@@ -148,9 +150,13 @@ PAIRS = [
 
 @pytest.mark.parametrize(("_name", "status", "earlier", "later"), PAIRS, ids=[pair[0] for pair in PAIRS])
 def test_the_earlier_check_names_the_status(
-    new_world: Callable[..., Any], _name: str, status: Status, earlier: dict[str, Any], later: dict[str, Any]
+    new_world_of_any_store: Callable[..., Any],
+    _name: str,
+    status: Status,
+    earlier: dict[str, Any],
+    later: dict[str, Any],
 ) -> None:
-    world = direct_world(new_world)
+    world = direct_world(new_world_of_any_store)
     world.connect()
     assert refused(world, connected(world), later, earlier).status is status
 
@@ -283,9 +289,9 @@ HOSTILE = [
 @pytest.mark.parametrize("spoil", HOSTILE)
 @pytest.mark.parametrize("noticed_by", ["time", "BIND"])
 def test_a_hostile_head_ends_its_stream_and_harms_nobody(
-    new_world: Callable[..., Any], spoil: Callable[[int], int], noticed_by: str
+    new_world_of_any_store: Callable[..., Any], spoil: Callable[[int], int], noticed_by: str
 ) -> None:
-    world = direct_world(new_world)
+    world = direct_world(new_world_of_any_store)
     other = world.connect()
     peer = connected(world, initiator_id=ALICE)
     peer.bind_ticket(peer.handle(), *peer.take_block(b"kept"), 4)

@@ -22,9 +22,9 @@ BLOCK = 512
 STAGS = ("table", "pool", "partition", "ring", "head")
 
 
-def direct_world(new_world: Callable[..., Any], **config: Any) -> Any:
+def direct_world(made: Callable[..., Any], **config: Any) -> Any:
     """Four shared blocks and four set aside."""
-    return new_world(
+    return made(
         **{"pool_blocks": 8, "direct": DIRECT, "direct_blocks": 4, "ticket_timeout_s": 8.0, "linger_s": 60.0, **config}
     )
 
@@ -55,8 +55,8 @@ def end(peer: Any) -> None:
 # --- what HELLO_ACK says ---
 
 
-def test_direct_load_shows_table_and_pool_to_read(new_world: Callable[..., Any]) -> None:
-    world = direct_world(new_world)
+def test_direct_load_shows_table_and_pool_to_read(new_world_of_any_store: Callable[..., Any]) -> None:
+    world = direct_world(new_world_of_any_store)
     peer = world.connect(requested_features=LOAD)
     assert granted(peer) == Feature.DIRECT_LOAD
     assert set(stags(peer)) == {"table", "pool"}
@@ -73,8 +73,10 @@ def test_direct_load_shows_table_and_pool_to_read(new_world: Callable[..., Any])
     assert entry.block_offset == answer.block_offset
 
 
-def test_direct_alloc_shows_the_initiator_its_own_partition_and_ring(new_world: Callable[..., Any]) -> None:
-    world = direct_world(new_world, first_ticket=2**32 - 1)
+def test_direct_alloc_shows_the_initiator_its_own_partition_and_ring(
+    new_world_of_any_store: Callable[..., Any],
+) -> None:
+    world = direct_world(new_world_of_any_store, first_ticket=2**32 - 1)
     other = world.connect(requested_features=ALLOC | MASKED, requested_quota=1)
     peer = world.connect(requested_features=ALLOC | MASKED, requested_quota=3)
     ack = peer.ack
@@ -94,9 +96,9 @@ def test_direct_alloc_shows_the_initiator_its_own_partition_and_ring(new_world: 
 
 
 @pytest.mark.parametrize("asked", range(32))
-def test_every_set_of_features(new_world: Callable[..., Any], asked: int) -> None:
+def test_every_set_of_features(new_world_of_any_store: Callable[..., Any], asked: int) -> None:
     """Profile 8.3: contradictory ones are not granted; MASKED_ATOMICS is the form of a Head, so it comes with one."""
-    peer = direct_world(new_world).connect(requested_features=asked)
+    peer = direct_world(new_world_of_any_store).connect(requested_features=asked)
     expected = asked & (LOAD | INVALIDATE)
     if asked & ALLOC and asked & MASKED:
         expected |= ALLOC | MASKED
@@ -107,10 +109,12 @@ def test_every_set_of_features(new_world: Callable[..., Any], asked: int) -> Non
 
 
 @pytest.mark.parametrize("asked", range(32))
-def test_without_masked_atomics_head_has_the_ticket_alone(new_world: Callable[..., Any], asked: int) -> None:
+def test_without_masked_atomics_head_has_the_ticket_alone(
+    new_world_of_any_store: Callable[..., Any], asked: int
+) -> None:
     """Draft 9.2, over an RNIC that can do no more."""
 
-    class Unmasked(new_world):  # type: ignore[misc,valid-type]
+    class Unmasked(new_world_of_any_store):  # type: ignore[misc,valid-type]
         masked_atomics = False
 
     peer = direct_world(Unmasked).connect(requested_features=asked)
@@ -122,16 +126,18 @@ def test_without_masked_atomics_head_has_the_ticket_alone(new_world: Callable[..
         assert answer.status is Status.SUCCESS
 
 
-def test_what_the_target_does_not_offer_is_not_granted(new_world: Callable[..., Any]) -> None:
-    peer = direct_world(new_world, direct=Feature.DIRECT_LOAD, direct_blocks=0).connect(requested_features=0x1F)
+def test_what_the_target_does_not_offer_is_not_granted(new_world_of_any_store: Callable[..., Any]) -> None:
+    peer = direct_world(new_world_of_any_store, direct=Feature.DIRECT_LOAD, direct_blocks=0).connect(
+        requested_features=0x1F
+    )
     assert granted(peer) == Feature.DIRECT_LOAD | Feature.INVALIDATE
-    peer = direct_world(new_world, direct=Feature.DIRECT_ALLOC).connect(requested_features=0x1F)
+    peer = direct_world(new_world_of_any_store, direct=Feature.DIRECT_ALLOC).connect(requested_features=0x1F)
     assert granted(peer) == Feature.DIRECT_ALLOC | Feature.MASKED_ATOMICS | Feature.INVALIDATE
 
 
-def test_an_initiator_that_may_not_read_gets_no_direct_mode(new_world: Callable[..., Any]) -> None:
+def test_an_initiator_that_may_not_read_gets_no_direct_mode(new_world_of_any_store: Callable[..., Any]) -> None:
     """Profile 3 "RDMA Reads"."""
-    peer = direct_world(new_world).connect(peer_read_depth=0, requested_features=0x1F)
+    peer = direct_world(new_world_of_any_store).connect(peer_read_depth=0, requested_features=0x1F)
     assert granted(peer) == Feature.INVALIDATE
     assert stags(peer) == {}
 
@@ -140,24 +146,24 @@ def test_an_initiator_that_may_not_read_gets_no_direct_mode(new_world: Callable[
 
 
 @pytest.mark.parametrize("allowed", [Feature.NONE, Feature.DIRECT_LOAD, Feature.DIRECT_ALLOC, DIRECT])
-def test_a_key_says_which_direct_modes_it_may_use(new_world: Callable[..., Any], allowed: Feature) -> None:
+def test_a_key_says_which_direct_modes_it_may_use(new_world_of_any_store: Callable[..., Any], allowed: Feature) -> None:
     key = Key(1, bytes(32), direct=allowed)
-    peer = signed_in(direct_world(new_world, keys=Keys((key,))), key)
+    peer = signed_in(direct_world(new_world_of_any_store, keys=Keys((key,))), key)
     assert granted(peer) & DIRECT == allowed
 
 
-def test_with_several_trust_domains_nobody_reads_the_pool(new_world: Callable[..., Any]) -> None:
+def test_with_several_trust_domains_nobody_reads_the_pool(new_world_of_any_store: Callable[..., Any]) -> None:
     """Profile 6.4: STags that reach octets of others; a partition reaches its owner's alone."""
     keys = (Key(1, bytes(32), "a", DIRECT), Key(2, bytes(32), "b", DIRECT))
-    world = direct_world(new_world, keys=Keys(keys), quota=2)
+    world = direct_world(new_world_of_any_store, keys=Keys(keys), quota=2)
     for key in keys:
         assert granted(signed_in(world, key)) == Feature.DIRECT_ALLOC | Feature.MASKED_ATOMICS
 
 
-def test_a_session_that_takes_a_live_one_s_place_takes_its_ring(new_world: Callable[..., Any]) -> None:
+def test_a_session_that_takes_a_live_one_s_place_takes_its_ring(new_world_of_any_store: Callable[..., Any]) -> None:
     """Profile 3 "Identity": everything of the old session is resolved first, its tickets too."""
     key = Key(1, bytes(32), direct=DIRECT)
-    world = direct_world(new_world, keys=Keys((key,)))
+    world = direct_world(new_world_of_any_store, keys=Keys((key,)))
     old = signed_in(world, key, initiator_id=ALICE, requested_quota=4)
     old.bind_ticket(old.handle(), *old.take_block(b"kept"), 4)
     ticket, block_offset = old.take_block(b"lost")
@@ -174,8 +180,8 @@ def test_a_session_that_takes_a_live_one_s_place_takes_its_ring(new_world: Calla
 # --- partitions and quotas ---
 
 
-def test_an_initiator_without_a_partition_is_an_ordinary_one(new_world: Callable[..., Any]) -> None:
-    world = direct_world(new_world)
+def test_an_initiator_without_a_partition_is_an_ordinary_one(new_world_of_any_store: Callable[..., Any]) -> None:
+    world = direct_world(new_world_of_any_store)
     world.connect(requested_features=ALLOC | MASKED, requested_quota=3)
     for quota in (2, 4):
         peer = world.connect(requested_features=ALLOC | MASKED, requested_quota=quota)
@@ -188,14 +194,14 @@ def test_an_initiator_without_a_partition_is_an_ordinary_one(new_world: Callable
     assert refused.hello(requested_features=ALLOC | MASKED, requested_quota=1).status == Status.NO_SPACE
 
 
-def test_zero_quota_asks_for_the_default(new_world: Callable[..., Any]) -> None:
-    world = direct_world(new_world, quota=2)
+def test_zero_quota_asks_for_the_default(new_world_of_any_store: Callable[..., Any]) -> None:
+    world = direct_world(new_world_of_any_store, quota=2)
     peer = world.connect(requested_features=ALLOC | MASKED)
     assert (peer.ack.allocation_quota, peer.ack.ring_order) == (2, 1)
 
 
-def test_a_hello_that_gets_no_handles_leaves_no_partition_behind(new_world: Callable[..., Any]) -> None:
-    world = direct_world(new_world)
+def test_a_hello_that_gets_no_handles_leaves_no_partition_behind(new_world_of_any_store: Callable[..., Any]) -> None:
+    world = direct_world(new_world_of_any_store)
     world.connect(requested_handles=2**64 - 1)
     refused = world.open()
     assert refused.hello(requested_features=ALLOC | MASKED, requested_quota=4).status == Status.NO_SPACE
@@ -206,9 +212,9 @@ def test_a_hello_that_gets_no_handles_leaves_no_partition_behind(new_world: Call
 # --- RESUMED ---
 
 
-def test_a_resumed_identity_keeps_its_ring(new_world: Callable[..., Any]) -> None:
+def test_a_resumed_identity_keeps_its_ring(new_world_of_any_store: Callable[..., Any]) -> None:
     """Profile 6.10."""
-    world = direct_world(new_world)
+    world = direct_world(new_world_of_any_store)
     peer = world.connect(initiator_id=ALICE, requested_features=ALLOC | MASKED, requested_quota=4)
     ticket, block_offset = peer.take_block(b"kept")
     peer.bind_ticket(peer.handle(), ticket, block_offset, 4)
@@ -227,8 +233,10 @@ def test_a_resumed_identity_keeps_its_ring(new_world: Callable[..., Any]) -> Non
     assert third.look(third.handle()) == b"kept"
 
 
-def test_a_resumed_identity_with_blocks_of_the_shared_ring_gets_no_partition(new_world: Callable[..., Any]) -> None:
-    world = direct_world(new_world)
+def test_a_resumed_identity_with_blocks_of_the_shared_ring_gets_no_partition(
+    new_world_of_any_store: Callable[..., Any],
+) -> None:
+    world = direct_world(new_world_of_any_store)
     peer = world.connect(initiator_id=ALICE, requested_quota=2)
     peer.bind(peer.handle(), b"shared")
     end(peer)
@@ -242,8 +250,8 @@ def test_a_resumed_identity_with_blocks_of_the_shared_ring_gets_no_partition(new
     assert world.store.quotas.left == 4
 
 
-def test_the_extent_goes_back_cleared_when_the_identity_is_gone(new_world: Callable[..., Any]) -> None:
-    world = direct_world(new_world)
+def test_the_extent_goes_back_cleared_when_the_identity_is_gone(new_world_of_any_store: Callable[..., Any]) -> None:
+    world = direct_world(new_world_of_any_store)
     peer = world.connect(initiator_id=ALICE, requested_features=ALLOC | MASKED, requested_quota=4)
     block_offset = 0
     for n, data in enumerate((b"bound", b"unbound")):
@@ -260,8 +268,8 @@ def test_the_extent_goes_back_cleared_when_the_identity_is_gone(new_world: Calla
     assert other.head() == 0
 
 
-def test_an_extent_waits_for_a_reader_of_its_blocks(new_world: Callable[..., Any]) -> None:
-    world = direct_world(new_world)
+def test_an_extent_waits_for_a_reader_of_its_blocks(new_world_of_any_store: Callable[..., Any]) -> None:
+    world = direct_world(new_world_of_any_store)
     reader = world.connect()
     peer = world.connect(requested_features=ALLOC | MASKED, requested_quota=4)
     ticket, block_offset = peer.take_block(b"read")
@@ -274,5 +282,5 @@ def test_an_extent_waits_for_a_reader_of_its_blocks(new_world: Callable[..., Any
     assert world.store.open_partition("next", 4) is not None
 
 
-def test_counter_byte_order_is_the_target_s(new_world: Callable[..., Any]) -> None:
-    assert direct_world(new_world).connect().ack.counter_byte_order == (sys.byteorder == "big")
+def test_counter_byte_order_is_the_target_s(new_world_of_any_store: Callable[..., Any]) -> None:
+    assert direct_world(new_world_of_any_store).connect().ack.counter_byte_order == (sys.byteorder == "big")

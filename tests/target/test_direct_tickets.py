@@ -20,6 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from kbtp.target.tickets import Tickets
 from kbtp.types import Feature, HelloAckFlag, Status
 
 ALICE = bytes(range(1, 17))
@@ -43,8 +44,8 @@ def direct_world(made: Callable[..., Any], **config: Any) -> Any:
 
 
 @pytest.fixture
-def world(new_world: Callable[..., Any]) -> Any:
-    return direct_world(new_world)
+def world(new_world_of_any_store: Callable[..., Any]) -> Any:
+    return direct_world(new_world_of_any_store)
 
 
 @pytest.fixture
@@ -149,33 +150,38 @@ def test_a_reclaimed_block_comes_again_under_a_new_ticket(world: Any, peer: Any)
     assert peer.slot(ticket + 4) == block_offset
 
 
-def test_head_is_looked_at_for_the_last_time_after_its_stag_is_invalid(
-    world: Any, peer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Noted:
+    """A store and a partition with ticket 7 out, and what is done to them, in order."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def outstanding_tickets(self) -> list[int]:
+        self.done.append("look")
+        return [7]
+
+    def reclaim_ticket(self, _holder: object, ticket: int) -> None:
+        self.done.append(f"reclaim {ticket}")
+
+
+def test_head_is_looked_at_for_the_last_time_after_its_stag_is_invalid() -> None:
     """Profile 6.11: Head STag, snapshot, Partition STag, reclaim."""
-    done: list[str] = []
-    partition = world.store.partition_of(peer.session.identity)
-    head, blocks, store, looks = peer.region("head"), peer.region("partition"), world.store, partition.ring.audit_head
-
-    def note(what: str, act: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(*arguments: Any) -> Any:
-            if done[-1:] != [what]:
-                done.append(what)
-            return act(*arguments)
-
-        return noted
-
-    peer.take_ticket()
-    pass_time(world, QUARTER_S + TIMEOUT_S - 0.01)
-    monkeypatch.setattr(head, "revoke", note("invalidate Head STag", head.revoke))
-    monkeypatch.setattr(blocks, "revoke", note("invalidate Partition STag", blocks.revoke))
-    monkeypatch.setattr(store, "reclaim_ticket", note("reclaim", store.reclaim_ticket))
-    monkeypatch.setattr(partition.ring, "audit_head", note("look", looks))
-    tickets = peer.session._direct.tickets
-    tickets._invalidate_head, tickets._invalidate_partition = head.revoke, blocks.revoke
-    pass_time(world, 0.01)
-    at = done.index("invalidate Head STag")
-    assert done[at : at + 4] == ["invalidate Head STag", "look", "invalidate Partition STag", "reclaim"]
+    noted = Noted()
+    store: Any = noted
+    tickets = Tickets(
+        store,
+        "holder",
+        store,
+        timeout_s=TIMEOUT_S,
+        now_s=0.0,
+        invalidate_head=lambda: noted.done.append("invalidate Head STag"),
+        invalidate_partition=lambda: noted.done.append("invalidate Partition STag"),
+    )
+    tickets.tick(QUARTER_S, [])
+    tickets.tick(QUARTER_S + TIMEOUT_S, [])
+    assert noted.done == ["look", "look"]
+    tickets.tick(QUARTER_S + TIMEOUT_S, [])
+    assert noted.done[2:] == ["look", "invalidate Head STag", "look", "invalidate Partition STag", "reclaim 7"]
 
 
 # --- BINDs already received come first ---
@@ -190,8 +196,8 @@ def test_a_bind_that_was_received_when_the_time_ran_out_is_served(world: Any, pe
     assert valid_stags(peer) == {"partition", "ring", "head"}
 
 
-def test_a_bind_that_waits_for_its_turn_keeps_its_ticket(new_world: Callable[..., Any]) -> None:
-    world = direct_world(new_world, drain_s=100.0)
+def test_a_bind_that_waits_for_its_turn_keeps_its_ticket(new_world_of_any_store: Callable[..., Any]) -> None:
+    world = direct_world(new_world_of_any_store, drain_s=100.0)
     peer = connected(world)
     peer.bind(peer.handle(), b"old", seal=False)
     taken = peer.take_block(b"new")
@@ -427,9 +433,9 @@ class Direct(RuleBasedStateMachine):
             self.world.check_nothing_is_left()
 
 
-def test_any_order_of_everything(new_world: Callable[..., Any]) -> None:
+def test_any_order_of_everything(new_world_of_any_store: Callable[..., Any]) -> None:
     run_state_machine_as_test(
-        type("Bound", (Direct,), {"new_world": staticmethod(new_world)}),
+        type("Bound", (Direct,), {"new_world": staticmethod(new_world_of_any_store)}),
         settings=settings(
             max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),

@@ -15,6 +15,7 @@ from kbtp.conformance.startup import Startup
 from kbtp.conformance.stream import Stream
 from kbtp.conformance.target_side import TargetSide
 from kbtp.conformance.tcp import Deadline, Tcp
+from kbtp.keys import Key
 
 
 class Probe(ABC):
@@ -66,16 +67,21 @@ class TargetProbe(Probe):
     def stream(self, startup: Startup | None = None, *, receive_buffer_bytes: int | None = None) -> Stream:
         return Stream.initiate(self.tcp(receive_buffer_bytes=receive_buffer_bytes), startup)
 
+    @property
+    def key(self) -> Key | None:
+        """What sessions authenticate with, unless a case says otherwise."""
+        return self.setup.keys[0] if self.setup.keys else None
+
     def before_hello(self, startup: Startup | None = None) -> InitiatorSide:
         """A stream on which HELLO is still to be sent."""
-        return InitiatorSide(self.stream(startup), self.setup.namespace)
+        return InitiatorSide(self.stream(startup), self.setup.namespace, self.key)
 
     def session(
         self, startup: Startup | None = None, *, receive_buffer_bytes: int | None = None, **hello: Any
     ) -> InitiatorSide:
         """`hello` are fields of the HELLO; the target has to grant it."""
         stream = self.stream(startup, receive_buffer_bytes=receive_buffer_bytes)
-        return InitiatorSide(stream, self.setup.namespace).open(**hello)
+        return InitiatorSide(stream, self.setup.namespace, self.key).open(**hello)
 
 
 class InitiatorProbe(Probe):

@@ -64,10 +64,17 @@ def _compare(client: kbtp.Client, block: kbtp.BlockRef, octets: bytes, *, allow_
         raise WrongOctets(f"a load of {len(octets)} octets brought {size}, other ones than were stored")
 
 
-def _succeeds(url: str, rnic: Rnic, timeout_s: float) -> bool:
+def _succeeds(url: str, rnic: Rnic, options: argparse.Namespace) -> bool:
     try:
         with kbtp.connect(
-            url, quota=8, handles=16, timeout_s=timeout_s, connect_timeout_s=timeout_s, rnic=rnic
+            url,
+            quota=8,
+            handles=16,
+            timeout_s=options.timeout,
+            connect_timeout_s=options.timeout,
+            rnic=rnic,
+            key_file=options.key_file,
+            direct=options.direct,
         ) as client:
             work(client)
     except (KbtpError, WrongOctets) as error:
@@ -81,13 +88,15 @@ def main() -> int:
     parser.add_argument("url", nargs="?")
     parser.add_argument("--rnic", default="auto")
     parser.add_argument("--timeout", type=float, default=5.0, help="seconds, for connecting and for each operation")
+    parser.add_argument("--key-file", help="the key to authenticate with")
+    parser.add_argument("--direct", default="", help="direct modes to use: load, alloc or load,alloc")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
     rnic = open_rnic(arguments.rnic)
     if arguments.url is not None:
-        return 0 if _succeeds(arguments.url, rnic, arguments.timeout) else 1
+        return 0 if _succeeds(arguments.url, rnic, arguments) else 1
     for line in sys.stdin:
-        print("ok" if _succeeds(line.strip(), rnic, arguments.timeout) else "failed", flush=True)
+        print("ok" if _succeeds(line.strip(), rnic, arguments) else "failed", flush=True)
     return 0
 
 

@@ -319,7 +319,7 @@ class Server:
             memory,
             nonces=Nonces(peer_nonce, own_nonce),
             read_depth=stream.ord_,
-            peer_read_depth=stream.ird,
+            peer_read_depth=min(stream.ird, request.peer_ord),
             peer=request.remote_address,
             now_s=now_s,
             offloads=self._offloads,

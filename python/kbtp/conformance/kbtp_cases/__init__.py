@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from kbtp.conformance.case import Group
 from kbtp.conformance.kbtp_cases import (
+    auth,
     blocks,
     credits,
+    direct,
     hello,
     identity,
     initiator_hello,
@@ -14,6 +16,7 @@ from kbtp.conformance.kbtp_cases import (
     quota,
     races,
     rdma,
+    tickets,
     turns,
 )
 from kbtp.conformance.kbtp_cases.rules import RULES
@@ -30,6 +33,9 @@ GROUPS: tuple[Group, ...] = (
     credits.GROUP,
     quota.GROUP,
     races.GROUP,
+    auth.GROUP,
+    direct.GROUP,
+    tickets.GROUP,
     initiator_hello.GROUP,
     initiator_requests.GROUP,
 )
