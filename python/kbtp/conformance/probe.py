@@ -107,6 +107,10 @@ class InitiatorProbe(Probe):
             self._start = None
         return self.next_tcp("a connection of the initiator")
 
+    def limit_mss(self, mss_bytes: int) -> None:
+        """Connections from now on are offered no larger TCP segments: what comes is cut small."""
+        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, mss_bytes)
+
     def next_tcp(self, what: str, *, within_s: float | None = None) -> Tcp:
         """A further connection of an initiator that is at work, a retry for example. Raises `Deviation`."""
         tcp = self.next_tcp_or_none(within_s=within_s)
