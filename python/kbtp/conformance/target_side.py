@@ -69,6 +69,8 @@ class TargetSide:
         self.ack = HelloAck(0)
         self.table: dict[int, Entry] = {}
         self.invalidates = True
+        self.status_of_next: Status | None = None
+        """What the next completion says, whatever was done."""
 
     # --- HELLO ---
 
@@ -115,6 +117,8 @@ class TargetSide:
     def complete(self, request: Request, status: Status = Status.SUCCESS, **fields: Any) -> Completion:
         """Send the COMPLETION of `request`, as asked with or without Invalidate; `fields` replace its own."""
         entry = self.table.get(request.handle, Entry())
+        if self.status_of_next is not None:
+            status, self.status_of_next = self.status_of_next, None
         completion = replace(Completion(request.request_id, request.handle, entry.generation, status), **fields)
         self.send_completion(request, completion.pack())
         return completion
