@@ -16,7 +16,8 @@ FAST = {"hello_timeout_s": SHORT_S, "drain_s": SHORT_S, "linger_s": SHORT_S, "ti
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """`config` are fields of TargetConfig, as JSON has them; `keys` trust domains of the keys that are made for it.
+    """`config` are fields of TargetConfig, as JSON has them. `keys` are trust domains of keys that are made for it; a
+    word behind the domain says that this key is not trusted with direct modes.
 
     `direct` of an initiator: the direct modes that its workload uses.
     """
@@ -58,9 +59,9 @@ TARGETS = (
     ),
     Profile(
         "keys of two domains",
-        frozenset({"keys", "two-domains"}),
+        frozenset({"keys", "two-domains", "direct-alloc"}),
         {"block_size_bytes": 64 << 10, "direct_blocks": 64, "direct": "load,alloc"},
-        keys=("prefill", "decode"),
+        keys=("prefill", "decode", "prefill untrusted"),
     ),
 )
 

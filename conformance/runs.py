@@ -71,8 +71,9 @@ def _initiator(
 def _keys(profile: Profile, file: Path) -> tuple[Key, ...]:
     """New keys, one for each trust domain of the profile, in `file`."""
     keys = []
-    for number, domain in enumerate(profile.keys):
-        direct = Feature.DIRECT_LOAD | Feature.DIRECT_ALLOC
+    for number, text in enumerate(profile.keys):
+        domain, _, untrusted = text.partition(" ")
+        direct = Feature.NONE if untrusted else Feature.DIRECT_LOAD | Feature.DIRECT_ALLOC
         keys.append(Key(number + 1, secrets.token_bytes(KEY_SECRET_MIN_BYTES), domain, direct))
         add_key(file, keys[-1])
     return tuple(keys)

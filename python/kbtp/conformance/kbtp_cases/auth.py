@@ -5,8 +5,9 @@ from __future__ import annotations
 import secrets
 
 from kbtp.conformance.case import Group
-from kbtp.conformance.deviation import Deviation, expect
+from kbtp.conformance.deviation import Deviation, NotApplicable, expect
 from kbtp.conformance.initiator_side import InitiatorSide, hello_message
+from kbtp.conformance.kbtp_cases.direct import ALLOC_FEATURES, DirectSide
 from kbtp.conformance.kbtp_cases.hello import option
 from kbtp.conformance.kbtp_cases.identity import fresh_id, resumed
 from kbtp.conformance.probe import TargetProbe
@@ -215,3 +216,37 @@ def no_direct_load_with_two_domains(probe: TargetProbe) -> None:
         granted = side.ack.granted_features
         expect(not granted & Feature.DIRECT_LOAD, "no DIRECT_LOAD (profile 6.4)", granted)
         expect(not (side.ack.table_stag or side.ack.pool_stag), "no STag", side.ack)
+
+
+@GROUP.target("KX10", needs=("keys", "direct-alloc"))
+def untrusted_key_gets_no_direct_mode(probe: TargetProbe) -> None:
+    """A key that the target does not trust with direct modes gets a session without them."""
+    key = next((key for key in probe.setup.keys if not key.direct), None)
+    if key is None:
+        raise NotApplicable("a key without direct modes in --key-file")
+    side = session_of(probe, key, requested_features=Feature.DIRECT_LOAD | ALLOC_FEATURES)
+    granted = side.ack.granted_features & (Feature.DIRECT_LOAD | Feature.DIRECT_ALLOC)
+    expect(not granted, "no direct mode", side.ack.granted_features)
+    side.goes_on()
+
+
+@GROUP.target("KU8", needs=("keys", "two-domains", "direct-alloc"), alone=True)
+def blocks_are_cleared_for_another_domain(probe: TargetProbe) -> None:
+    """Who binds blocks without writing to them finds nothing there of another trust domain."""
+    here, there = keys_of(probe, 2)
+    size = 4096
+    for direct in (False, True):
+        owner = session_of(probe, here, requested_features=ALLOC_FEATURES if direct else Feature.NONE)
+        for index in range(owner.ack.allocation_quota):
+            owner.bind(index, b"\xc5" * size)
+        owner.finish()
+        other = DirectSide(session_of(probe, there, requested_features=ALLOC_FEATURES, initiator_id=fresh_id()))
+        probe.need(other.ack.head_stag != 0, "a key of the second domain with DIRECT_ALLOC")
+        for index in range(other.ack.allocation_quota):
+            ticket = other.take_ticket()
+            bind = other.bind(other.side.handle(index), ticket, size, other.block_of(ticket))
+            other.side.expect_status(bind, Status.SUCCESS)
+            came = other.side.fetch(other.side.handle(index), size)
+            expect(b"\xc5" not in came, "no octet of the other domain", came[:16].hex())
+            other.side.release(index)
+        other.side.finish()

@@ -339,3 +339,19 @@ def no_grant_no_direct_mode(probe: InitiatorProbe) -> None:
     while (request := session.request_or_end()) is not None:
         expect(not isinstance(request, Bind), "no BIND without DIRECT_ALLOC", request)
         session.serve_one(request)
+
+
+@GROUP.initiator("KNX14", needs=NEEDS)
+def no_ticket_beyond_the_quota(probe: InitiatorProbe) -> None:
+    """With two blocks bound and a quota of two no third ticket is taken: the workload has three blocks."""
+    target = DirectTarget(Stream.respond(probe.tcp()))
+    target.open(allocation_quota=2)
+    tickets = 0
+
+    def third(came: Step | Request) -> bool:
+        nonlocal tickets
+        tickets += taking(came)
+        return tickets == 3 or isinstance(came, AllocStore)
+
+    target.run(third)
+    expect(tickets <= 2, "no FetchAdd beyond the quota of 2 (draft 3.4)", f"{tickets} with 2 blocks bound")

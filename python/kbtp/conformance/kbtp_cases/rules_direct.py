@@ -24,6 +24,7 @@ DIRECT_RULES: tuple[Rule, ...] = (
         "profile 6.4; draft 6.6",
         "DIRECT_LOAD only where Table and Pool STag cover blocks of the requester's domain alone",
     ),
+    Rule("KX10", "draft 6.6", "Direct modes are offered only to initiators that the target trusts"),
     Rule("KX11", "profile 2", "DIRECT_ALLOC: Partition, Ring and Head STag, Ticket Timeout, Ring Order 1 to 28"),
     Rule(
         "KX12",
@@ -96,5 +97,11 @@ DIRECT_RULES: tuple[Rule, ...] = (
         "draft 3.4",
         "An allocation that is seen to exceed the quota is NO_SPACE, and may end the session",
         unobservable="quota and ring are one: what exceeds it is a Head of KX36",
+    ),
+    Rule(
+        "KX44",
+        "draft 3.3",
+        "A free writes the Block Offset of a slot before its Sequence",
+        unobservable="the two writes of one slot are not told apart by a peer; initiators read it twice",
     ),
 )

@@ -62,6 +62,7 @@ INITIATOR_RULES: tuple[Rule, ...] = (
         "It never waits for a ticket while it holds an older unbound one",
         unobservable="the workload allocates one block at a time",
     ),
+    Rule("KNX14", "draft 3.4", "It does not exceed its quota: no ticket is taken beyond it"),
     Rule("KNU1", "profile 4", "The HELLO of an initiator with a key ends with an AUTH whose MAC is right"),
     Rule("KNU2", "profile 4", "It ends the stream if a HELLO_ACK lacks a valid AUTH"),
 )
