@@ -55,10 +55,15 @@ def stream_with(probe: Probe, *, pieces: Pieces | None = None, **changes: Any) -
     return stream_on(probe.tcp(), active=isinstance(probe, TargetProbe), pieces=pieces, **changes)
 
 
+def initiator_on(probe: TargetProbe, stream: Stream) -> InitiatorSide:
+    """A session on `stream` whose HELLO is still to be sent."""
+    return InitiatorSide(stream, probe.setup.namespace, probe.key)
+
+
 def open_on(probe: Probe, stream: Stream, **fields: Any) -> Session:
     """HELLO and HELLO_ACK on `stream`; `fields` are those of the one that is ours."""
-    if stream.active:
-        return InitiatorSide(stream).open(**{"namespace": probe.setup.namespace or None, **fields})
+    if isinstance(probe, TargetProbe):
+        return initiator_on(probe, stream).open(**fields)
     return TargetSide(stream).open(**fields)
 
 

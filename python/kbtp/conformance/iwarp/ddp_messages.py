@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from kbtp.conformance import segments
 from kbtp.conformance.case import Group
 from kbtp.conformance.deviation import expect
-from kbtp.conformance.initiator_side import InitiatorSide, hello_message
 from kbtp.conformance.iwarp.conversation import (
     HARMLESS,
     completion_of,
     converse,
+    initiator_on,
     octets_due,
     open_on,
     pattern,
@@ -99,9 +99,9 @@ def reserved_fields_of_ours(probe: Probe) -> None:
     """Rsvd, Rsv and the Invalidate STag of ours are ones: none is looked at, all works."""
     stream = probe.stream()
     session: Session
-    if stream.active:
-        side = InitiatorSide(stream)
-        stream.send_ulpdus(_all_ones(stream, hello_message(namespace=probe.setup.namespace or None).pack()))
+    if isinstance(probe, TargetProbe):
+        side = initiator_on(probe, stream)
+        stream.send_ulpdus(_all_ones(stream, side.hello_octets()))
         side.take_ack()
         session = side
     else:
@@ -203,14 +203,13 @@ def empty_writes(probe: Probe) -> None:
 @GROUP.target("D17")
 def hello_in_several_segments(probe: TargetProbe) -> None:
     """HELLO in two segments, in 64, and in one and an empty last one: it is as long as its last segment says."""
-    namespace = probe.setup.namespace or None
     for segment_bytes in (30, 1):
         session = probe.before_hello()
-        payload = hello_message(namespace=namespace).pack()
+        payload = session.hello_octets()
         session.stream.send_ulpdus(*session.stream.ulpdus_of_send(payload, segment_bytes=segment_bytes))
         expect(session.take_ack().status is Status.SUCCESS, "SUCCESS", session.ack.status.name)
     session = probe.before_hello()
-    session.stream.send_ulpdus(*_with_an_empty_last(session.stream, hello_message(namespace=namespace).pack()))
+    session.stream.send_ulpdus(*_with_an_empty_last(session.stream, session.hello_octets()))
     expect(session.take_ack().status is Status.SUCCESS, "SUCCESS", session.ack.status.name)
 
 
@@ -256,7 +255,7 @@ def requests_are_delivered_once_in_order(probe: TargetProbe) -> None:
 def segments_in_another_order(probe: TargetProbe) -> None:
     """HELLO with its second half first, whose L is set: it is put together right, or refused with 1/2/04."""
     session = probe.before_hello()
-    payload = hello_message(namespace=probe.setup.namespace or None).pack()
+    payload = session.hello_octets()
     first, second = session.stream.ulpdus_of_send(payload, segment_bytes=40)
     session.stream.send_ulpdus(second, first)
     message = session.stream.message("a HELLO_ACK, or a Terminate 1/2/04")

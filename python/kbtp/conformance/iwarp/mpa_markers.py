@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from kbtp.conformance.case import Group
 from kbtp.conformance.deviation import expect
-from kbtp.conformance.initiator_side import InitiatorSide, hello_message
+from kbtp.conformance.initiator_side import InitiatorSide
 from kbtp.conformance.iwarp.conversation import (
     as_initiator,
     converse,
@@ -163,7 +163,7 @@ def _first_message(probe: TargetProbe, change: MarkerChange) -> InitiatorSide:
     """HELLO in an FPDU whose markers are changed."""
     session = probe.before_hello()
     _needs_markers(probe, session.stream)
-    (ulpdu,) = session.stream.ulpdus_of_send(hello_message(namespace=probe.setup.namespace or None).pack())
+    (ulpdu,) = session.stream.ulpdus_of_send(session.hello_octets())
     send_marked(session.stream, ulpdu, change)
     return session
 

@@ -141,9 +141,11 @@ def reserved_bits_of_a_reply(probe: InitiatorProbe) -> None:
     tcp = probe.tcp()
     came = receive_frame(tcp, reply=False)
     expect(not came.flags & RES_BITS[came.frame.revision], "Res of the Request zero", f"flags {came.flags:#04x}")
-    flags = C_BIT | (S_BIT if came.frame.word else 0) | RES_BITS[came.frame.revision]
-    tcp.send(reply_to(came, flags=flags))
-    works_on(open_on(probe, Stream(tcp, came, startup_for(came).frame(reply=True), active=False)))
+    ours = startup_for(came).frame(reply=True)
+    octets = bytearray(ours.pack())
+    octets[16] |= RES_BITS[came.frame.revision]
+    tcp.send(bytes(octets))
+    works_on(open_on(probe, Stream(tcp, came, ours, active=False)))
 
 
 @GROUP.initiator("M10", "E1", "E24")

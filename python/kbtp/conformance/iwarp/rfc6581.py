@@ -176,12 +176,13 @@ def reply_wants_more_reads_than_it_can_serve(probe: InitiatorProbe) -> None:
 def ird_of_nothing(probe: TargetProbe) -> None:
     """IRD 0 of ours: the session works without RDMA Reads, or R=1 names the ORD that the target needs."""
     tcp = probe.tcp()
-    tcp.send(Startup(word=EnhancedWord(0, 0)).frame(reply=False).pack())
+    ours = Startup.of_depth(0, 0).frame(reply=False)
+    tcp.send(ours.pack())
     came = receive_frame(tcp, reply=True)
     if came.frame.rejected:
         expect(word_of(came).ord_ > 0, "the ORD that it needs", came.octets.hex())
     else:
-        works_on(open_on(probe, Stream(tcp, Startup(word=EnhancedWord(0, 0)).frame(reply=False), came, active=True)))
+        works_on(open_on(probe, Stream(tcp, ours, came, active=True)))
 
 
 @GROUP.target("E13")
@@ -230,13 +231,16 @@ def kinds_of_rtr_in_the_reply(probe: TargetProbe) -> None:
 @GROUP.target("E14", "E15")
 def client_server_model(probe: TargetProbe) -> None:
     """A=0 with B, C and D set: the Reply has all four zero, and the session works without RTR."""
-    private_data = bytes.fromhex("4004c004") + connection_data()
     tcp = probe.tcp()
-    tcp.send(request(flags=C_BIT | S_BIT, revision=2, private_data=private_data))
+    ours = Startup.of_depth(4, 4).frame(reply=False)
+    octets = bytearray(ours.pack())
+    octets[20] |= 0x40
+    octets[22] |= 0xC0
+    tcp.send(bytes(octets))
     came = accepted(receive_frame(tcp, reply=True))
     word = came.octets[20:24]
     expect(not word[0] & 0xC0 and not word[2] & 0xC0, "A, B, C and D zero", word.hex())
-    works_on(open_on(probe, Stream(tcp, Startup().frame(reply=False), came, active=True)))
+    works_on(open_on(probe, Stream(tcp, ours, came, active=True)))
 
 
 @GROUP.initiator("E15")
@@ -248,8 +252,12 @@ def client_server_model_of_the_request(probe: InitiatorProbe) -> None:
     probe.need(not came.octets[20] & 0x80, "it asks for the peer-to-peer model")
     word = came.octets[20:24]
     expect(not word[0] & 0x40 and not word[2] & 0xC0, "B, C and D zero with A=0", word.hex())
-    tcp.send(reply_to(came, private_data=bytes.fromhex("4010c010") + connection_data()))
-    works_on(open_on(probe, Stream(tcp, came, Startup().frame(reply=True), active=False)))
+    ours = Startup().frame(reply=True)
+    octets = bytearray(ours.pack())
+    octets[20] |= 0x40
+    octets[22] |= 0xC0
+    tcp.send(bytes(octets))
+    works_on(open_on(probe, Stream(tcp, came, ours, active=False)))
 
 
 def _replied(tcp: Tcp, came: CameFrame, kinds: RtrKind) -> Stream:
