@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from kbtp.conformance.case import Group
 from kbtp.conformance.iwarp import (
+    atomics,
     ddp_messages,
+    direct_access,
     faults,
     mpa_framing,
     mpa_markers,
@@ -29,5 +31,7 @@ GROUPS: tuple[Group, ...] = (
     reads.GROUP,
     faults.GROUP,
     terminates.GROUP,
+    direct_access.GROUP,
+    atomics.GROUP,
     security.GROUP,
 )
