@@ -10,7 +10,8 @@ from kbtp.limits import DRAIN_S, HELLO_TIMEOUT_S, LINGER_S, MPA_REQUEST_TIMEOUT_
 NEEDS = {
     "direct-load": "the target grants DIRECT_LOAD to whoever asks",
     "direct-alloc": "the target grants DIRECT_ALLOC to whoever asks",
-    "keys": "the target has keys, and --key-file holds at least one of them",
+    "direct": "the initiator loads and allocates directly where it may",
+    "keys": "the peer has keys, and --key-file holds at least one of them",
     "two-domains": "--key-file holds keys of two trust domains",
     "no-keys": "the target has no keys",
     "namespace": "the target has the namespace of --namespace",

@@ -188,10 +188,15 @@ class TargetSide:
 
     def _complete_data(self, request: Request, entry: Entry, status: Status) -> None:
         if status is Status.SUCCESS:
-            offset = POOL_BASE + (request.handle - self.ack.first_handle) % 64 * BLOCK_BYTES
-            self.complete(request, generation=entry.generation, data_length=len(entry.octets), block_offset=offset)
+            block_offset = self.block_offset(request.handle)
+            length = len(entry.octets)
+            self.complete(request, generation=entry.generation, data_length=length, block_offset=block_offset)
         else:
             self.complete(request, status, generation=entry.generation)
+
+    def block_offset(self, handle: int) -> int:
+        """Where its block lies, says this target."""
+        return POOL_BASE + (handle - self.ack.first_handle) % 64 * BLOCK_BYTES
 
     def goes_on(self) -> None:
         """The initiator's workload has another request, or ends in order."""

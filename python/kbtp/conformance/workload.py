@@ -8,6 +8,8 @@ In one session with the target at URL, one after the other:
 4. LOAD the second block eight times, as many at once as there are credits;
 5. FREE the three blocks and leave.
 
+With --direct it allocates and loads sealed blocks directly (draft 6.6) where the target grants that.
+
 What was loaded is compared with what was stored. The first thing that goes wrong ends it, with exit status 1. Without
 URL it reads URLs from its standard input and answers each with a line `ok` or `failed`.
 """
@@ -20,6 +22,7 @@ import sys
 
 import kbtp
 from kbtp.errors import KbtpError
+from kbtp.initiator.view import Mode
 from kbtp.rnic import open_rnic
 from kbtp.verbs.api import Rnic
 
@@ -32,19 +35,21 @@ class WrongOctets(Exception):
     """A load succeeded and brought something else than was stored."""
 
 
-def work(client: kbtp.Client) -> None:
+def work(client: kbtp.Client, direct: str) -> None:
     """Raises `KbtpError` or `WrongOctets` at the first thing that goes wrong."""
+    load: Mode = "direct" if "load" in direct else "request"
+    alloc: Mode = "direct" if "alloc" in direct else "request"
     short, long = _pattern(SHORT_BYTES, 1), _pattern(LONG_BYTES, 2)
-    first = client.alloc_store(short)
-    _compare(client, first, short)
-    second = client.alloc_store(long)
-    _compare(client, second, long)
-    third = client.alloc_store(short, seal=False)
+    first = client.alloc_store(short, mode=alloc)
+    _compare(client, first, short, mode=load)
+    second = client.alloc_store(long, mode=alloc)
+    _compare(client, second, long, mode=load)
+    third = client.alloc_store(short, seal=False, mode=alloc)
     _compare(client, third, short, allow_unsealed=True)
     third = client.store(third, long)
-    _compare(client, third, long)
+    _compare(client, third, long, mode=load)
     buffers = [bytearray(LONG_BYTES) for _ in range(LOADS_AT_ONCE)]
-    for result in client.load_many([second] * LOADS_AT_ONCE, into=buffers):
+    for result in client.load_many([second] * LOADS_AT_ONCE, into=buffers, mode=load):
         if result.error is not None:
             raise result.error
     if any(buffer != long for buffer in buffers):
@@ -57,9 +62,11 @@ def _pattern(size: int, seed: int) -> bytes:
     return bytes((seed + index) % 251 for index in range(size))
 
 
-def _compare(client: kbtp.Client, block: kbtp.BlockRef, octets: bytes, *, allow_unsealed: bool = False) -> None:
+def _compare(
+    client: kbtp.Client, block: kbtp.BlockRef, octets: bytes, *, allow_unsealed: bool = False, mode: Mode = "request"
+) -> None:
     into = bytearray(len(octets))
-    size = client.load(block, into=into, allow_unsealed=allow_unsealed)
+    size = client.load(block, into=into, allow_unsealed=allow_unsealed, mode=mode)
     if size != len(octets) or into != octets:
         raise WrongOctets(f"a load of {len(octets)} octets brought {size}, other ones than were stored")
 
@@ -76,7 +83,7 @@ def _succeeds(url: str, rnic: Rnic, options: argparse.Namespace) -> bool:
             key_file=options.key_file,
             direct=options.direct,
         ) as client:
-            work(client)
+            work(client, options.direct)
     except (KbtpError, WrongOctets) as error:
         print(f"{url}: {error}", file=sys.stderr)
         return False

@@ -10,6 +10,8 @@ from kbtp.conformance.kbtp_cases import (
     direct,
     hello,
     identity,
+    initiator_auth,
+    initiator_direct,
     initiator_hello,
     initiator_requests,
     order,
@@ -38,4 +40,6 @@ GROUPS: tuple[Group, ...] = (
     tickets.GROUP,
     initiator_hello.GROUP,
     initiator_requests.GROUP,
+    initiator_direct.GROUP,
+    initiator_auth.GROUP,
 )
