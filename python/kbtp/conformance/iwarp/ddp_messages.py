@@ -9,6 +9,7 @@ from kbtp.conformance.case import Group
 from kbtp.conformance.deviation import expect
 from kbtp.conformance.iwarp.conversation import (
     HARMLESS,
+    ack_of,
     completion_of,
     converse,
     initiator_on,
@@ -23,10 +24,10 @@ from kbtp.conformance.iwarp.octets import Segment, segments_of
 from kbtp.conformance.probe import InitiatorProbe, Probe, TargetProbe
 from kbtp.conformance.session import Session
 from kbtp.conformance.stream import Stream
-from kbtp.conformance.target_side import TargetSide, ack_fields
+from kbtp.conformance.target_side import TargetSide
 from kbtp.iwarp.rdmap import INVALIDATING, QUEUE_OF, RdmapOpcode
 from kbtp.types import RequestFlag, Status, TerminateCause
-from kbtp.wire import AllocStore, HelloAck, Load
+from kbtp.wire import AllocStore, Load
 
 GROUP = Group("ddp-messages")
 
@@ -106,9 +107,8 @@ def reserved_fields_of_ours(probe: Probe) -> None:
         session = side
     else:
         target = TargetSide(stream)
-        hello = target.take_hello()
-        target.ack = HelloAck(hello.request_id, **ack_fields(hello))
-        stream.send_ulpdus(_all_ones(stream, target.ack.pack()))
+        target.take_hello()
+        stream.send_ulpdus(_all_ones(stream, ack_of(target)))
         session = target
     stream.send_ulpdus(segments.tagged(RdmapOpcode.WRITE, BOGUS_STAG, 0, ddp_reserved=0xF, rdmap_reserved=3))
     works_on(session)
@@ -217,9 +217,7 @@ def hello_in_several_segments(probe: TargetProbe) -> None:
 def hello_ack_in_several_segments(probe: InitiatorProbe) -> None:
     """HELLO_ACK in segments of one octet and an empty last one, with RDMA Writes between them: all works."""
     session = probe.before_ack()
-    session.ack = HelloAck(session.hello.request_id, **ack_fields(session.hello))
-    payload = session.ack.pack()
-    ulpdus = session.stream.ulpdus_of_send(payload, segment_bytes=1)
+    ulpdus = session.stream.ulpdus_of_send(ack_of(session), segment_bytes=1)
     for ulpdu in ulpdus[:-1]:
         session.stream.send_ulpdus(ulpdu, HARMLESS)
     session.stream.send_ulpdus(ulpdus[-1])

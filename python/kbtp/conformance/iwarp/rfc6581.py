@@ -26,7 +26,7 @@ from kbtp.conformance.startup import (
     connection_data,
     receive_frame,
 )
-from kbtp.conformance.stream import Stream
+from kbtp.conformance.stream import Message, Stream
 from kbtp.conformance.tcp import Tcp
 from kbtp.iwarp.mpa import ALL_RTR_KINDS, EnhancedWord, RtrKind
 from kbtp.iwarp.rdmap import QN_REQUEST, QN_SEND, RdmapOpcode, ReadRequest
@@ -37,6 +37,11 @@ GROUP = Group("rfc6581")
 
 ULP_PRIVATE_DATA_MAX_BYTES = 508
 BOGUS_STAG = 0x0BADCAFE
+RTR_OPCODES = {
+    RtrKind.SEND: RdmapOpcode.SEND,
+    RtrKind.WRITE: RdmapOpcode.WRITE,
+    RtrKind.READ: RdmapOpcode.READ_REQUEST,
+}
 NO_OCTETS = ReadRequest(0x5111C, 0, 0, BOGUS_STAG, 0)
 
 
@@ -267,27 +272,36 @@ def _replied(tcp: Tcp, came: CameFrame, kinds: RtrKind) -> Stream:
     return Stream(tcp, came, reply, active=False)
 
 
-@GROUP.initiator("E17")
+@GROUP.initiator("E17", "E23", needs=("peer-to-peer",))
 def rtr_comes_first(probe: InitiatorProbe) -> None:
-    """With A=1 the first message is an empty one of a kind that both sides named."""
+    """With A=1 the first message is an empty one of a kind that both sides named; HELLO follows with the next MSN."""
     tcp = probe.tcp()
     came = receive_frame(tcp, reply=False)
-    probe.need(came.frame.word is not None and came.frame.word.peer_to_peer, "it starts with A=0, as profile 3 says")
     kinds = word_of(came).rtr
-    first = _replied(tcp, came, kinds).message("an RTR")
-    opcodes = {RtrKind.SEND: RdmapOpcode.SEND, RtrKind.WRITE: RdmapOpcode.WRITE, RtrKind.READ: RdmapOpcode.READ_REQUEST}
-    common = {opcode for kind, opcode in opcodes.items() if kind in kinds}
-    expect(first is not None and first.opcode in common, "an RTR of a common kind", first)
+    expect(word_of(came).peer_to_peer, "A=1, as --with says", came.octets[:24].hex())
+    stream = _replied(tcp, came, kinds)
+    first = stream.message("an RTR")
+    expect(first is not None, "an RTR", "the end of the connection")
+    assert first is not None
+    common = [opcode for kind, opcode in RTR_OPCODES.items() if kind in kinds]
+    expect(first.opcode in common and _is_empty(first), f"an empty {' or '.join(one.name for one in common)}", first)
+    stream.serve(first)
+    works_on(open_on(probe, stream))
 
 
-@GROUP.initiator("E18")
+def _is_empty(message: Message) -> bool:
+    if message.opcode is RdmapOpcode.READ_REQUEST:
+        return ReadRequest.parse(message.payload).size == 0
+    return not message.payload
+
+
+@GROUP.initiator("E18", needs=("peer-to-peer",))
 def no_common_rtr(probe: InitiatorProbe) -> None:
     """With A=1 and no kind in common: 2/0/07."""
     tcp = probe.tcp()
     came = receive_frame(tcp, reply=False)
-    probe.need(came.frame.word is not None and came.frame.word.peer_to_peer, "it starts with A=0, as profile 3 says")
     others = ALL_RTR_KINDS & ~word_of(came).rtr
-    probe.need(bool(others), "it offers every kind of RTR")
+    expect(bool(others), "a kind of RTR that it does not offer, as --with says", came.octets[:24].hex())
     _replied(tcp, came, others).expect_terminate(TerminateCause.MPA_NO_MATCHING_RTR)
 
 
