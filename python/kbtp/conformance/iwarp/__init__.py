@@ -7,6 +7,7 @@ from kbtp.conformance.iwarp import (
     atomics,
     ddp_messages,
     direct_access,
+    direct_requests,
     faults,
     mpa_framing,
     mpa_markers,
@@ -32,6 +33,7 @@ GROUPS: tuple[Group, ...] = (
     faults.GROUP,
     terminates.GROUP,
     direct_access.GROUP,
+    direct_requests.GROUP,
     atomics.GROUP,
     security.GROUP,
 )
