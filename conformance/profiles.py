@@ -19,7 +19,7 @@ class Profile:
     """`config` are fields of TargetConfig, as JSON has them. `keys` are trust domains of keys that are made for it; a
     word behind the domain says that this key is not trusted with direct modes.
 
-    `direct` of an initiator: the direct modes that its workload uses.
+    `direct` of an initiator: the direct modes that its workload uses. `mpa`: how its RNIC starts streams, see `rnics`.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Profile:
     namespace: str = ""
     times: dict[str, float] = field(default_factory=dict)
     direct: str = ""
+    mpa: str = ""
 
     def setup(self, **more: Any) -> Setup:
         return Setup(has=self.has, namespace=self.namespace.encode(), **{**self.times, **more})
@@ -53,8 +54,8 @@ TARGETS = (
     ),
     Profile(
         "big blocks",
-        frozenset({"no-keys", "big-blocks", "short-waits"}),
-        {"block_size_bytes": 8 << 20, "pool_blocks": 32, "quota": 2, "drain_s": BIG_DRAIN_S},
+        frozenset({"no-keys", "big-blocks", "short-waits", "direct-load"}),
+        {"block_size_bytes": 8 << 20, "pool_blocks": 32, "quota": 2, "drain_s": BIG_DRAIN_S, "direct": "load"},
         times={"drain_s": BIG_DRAIN_S},
     ),
     Profile(
@@ -63,12 +64,15 @@ TARGETS = (
         {"block_size_bytes": 64 << 10, "direct_blocks": 64, "direct": "load,alloc"},
         keys=("prefill", "decode", "prefill untrusted"),
     ),
+    Profile("markers, no CRC", frozenset({"no-keys", "markers", "no-crc"}), mpa="markers,no-crc"),
 )
 
 INITIATORS = (
     Profile("plain", frozenset({"no-keys", "one-by-one"})),
     Profile("keys", frozenset({"keys", "one-by-one"}), keys=("prefill",)),
     Profile("direct modes", frozenset({"no-keys", "one-by-one", "direct"}), direct="load,alloc"),
+    Profile("markers, no CRC", frozenset({"no-keys", "one-by-one", "markers", "no-crc"}), mpa="markers,no-crc"),
+    Profile("peer to peer", frozenset({"no-keys", "one-by-one", "peer-to-peer"}), mpa="rtr"),
 )
 
 

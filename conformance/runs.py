@@ -60,7 +60,7 @@ def _initiator(
 ) -> Iterator[Result]:
     file = folder / f"initiator {rnic} {profile.name}.keys"
     keys = _keys(profile, file)
-    command = [sys.executable, "-m", "kbtp.conformance.workload", "--rnic", rnic]
+    command = [sys.executable, "-m", "conformance.initiator", profile.mpa, "--rnic", rnic]
     command += ["--key-file", str(file)] if keys else []
     command += ["--direct", profile.direct] if profile.direct else []
     initiators = initiators_of(shlex.join(command), AT_ONCE)
@@ -81,7 +81,8 @@ def _keys(profile: Profile, file: Path) -> tuple[Key, ...]:
 
 @contextmanager
 def _serving(profile: Profile, rnic: str, keys_file: Path | None) -> Iterator[str]:
-    fields = {**profile.config, "mpa_request_timeout_s": profile.times.get("mpa_timeout_s", MPA_REQUEST_TIMEOUT_S)}
+    mpa_timeout_s = profile.times.get("mpa_timeout_s", MPA_REQUEST_TIMEOUT_S)
+    fields = {**profile.config, "mpa": profile.mpa, "mpa_request_timeout_s": mpa_timeout_s}
     command = [sys.executable, "-m", "conformance.serve", rnic, json.dumps(fields), str(keys_file or "")]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:

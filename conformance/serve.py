@@ -10,19 +10,11 @@ import logging
 import sys
 from typing import Any
 
+from conformance.rnics import new_rnic
 from kbtp.key_file import read_keys
 from kbtp.keys import Keys, parse_direct
-from kbtp.rnic.native import NativeOptions, NativeRnic
-from kbtp.rnic.reference import ReferenceOptions, ReferenceRnic
 from kbtp.target.config import TargetConfig
 from kbtp.target.server import Server
-from kbtp.verbs.api import Rnic
-
-
-def new_rnic(name: str, mpa_request_timeout_s: float) -> Rnic:
-    if name == "native":
-        return NativeRnic(NativeOptions(mpa_request_timeout_s=mpa_request_timeout_s))
-    return ReferenceRnic(ReferenceOptions(mpa_request_timeout_s=mpa_request_timeout_s))
 
 
 def config_of(fields: dict[str, Any], keys_file: str) -> TargetConfig:
@@ -38,7 +30,7 @@ def main() -> None:
     rnic_name, fields, keys_file = sys.argv[1:]
     logging.basicConfig(level=logging.ERROR)  # what the suite does is worth a warning each time
     options = json.loads(fields)
-    rnic = new_rnic(rnic_name, options.pop("mpa_request_timeout_s"))
+    rnic = new_rnic(rnic_name, mpa=options.pop("mpa"), mpa_request_timeout_s=options.pop("mpa_request_timeout_s"))
     server = Server(config_of(options, keys_file), rnic)
     print(server.listen("127.0.0.1", 0), flush=True)
     server.start()

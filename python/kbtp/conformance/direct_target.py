@@ -47,7 +47,7 @@ class Step:
 
 class DirectTarget(TargetSide):
     """`steps` are what the initiator did so far, messages apart. `before_read` may change memory before a Read of it is
-    answered, or take its time; it is handed the step."""
+    answered, or take its time; it is handed the step. So may `before_atomic` before a FetchAdd."""
 
     def __init__(self, stream: Stream, *, ticket_timeout_ms: int = TICKET_TIMEOUT_MS) -> None:
         super().__init__(stream)
@@ -62,6 +62,7 @@ class DirectTarget(TargetSide):
         self.ticket_timeout_ms = ticket_timeout_ms
         self.steps: list[Step] = []
         self.before_read: Callable[[Step], None] = lambda step: None
+        self.before_atomic: Callable[[], None] = lambda: None
         self.requests: list[Request] = []
         self.blocks: dict[int, int] = {}
         for ticket in range(BLOCKS):
@@ -162,6 +163,7 @@ class DirectTarget(TargetSide):
         named = (request.operation, request.stag, request.to, request.data, request.mask)
         asked = (AtomicOperation.FETCH_ADD, self.head.stag, self.head.to, ADD_DATA, ADD_MASK)
         expect(named == asked, "FetchAdd on Head with the Add Data and Add Mask of draft 3.3", named)
+        self.before_atomic()
         before = int.from_bytes(self.head.octets, "big")
         self.head.octets[:] = fetch_add(before, request.data, request.mask).to_bytes(COUNTER_BYTES, "big")
         response = AtomicResponse(request.request_id, before)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from collections.abc import Callable
 
 import kbtp
 from kbtp.errors import KbtpError
@@ -90,7 +91,7 @@ def _succeeds(url: str, rnic: Rnic, options: argparse.Namespace) -> bool:
     return True
 
 
-def main() -> int:
+def main(new_rnic: Callable[[str], Rnic] = open_rnic) -> int:
     parser = argparse.ArgumentParser(prog="python -m kbtp.conformance.workload", description=__doc__)
     parser.add_argument("url", nargs="?")
     parser.add_argument("--rnic", default="auto")
@@ -99,7 +100,7 @@ def main() -> int:
     parser.add_argument("--direct", default="", help="direct modes to use: load, alloc or load,alloc")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
-    rnic = open_rnic(arguments.rnic)
+    rnic = new_rnic(arguments.rnic)
     if arguments.url is not None:
         return 0 if _succeeds(arguments.url, rnic, arguments) else 1
     for line in sys.stdin:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from kbtp.conformance.case import Group
 from kbtp.conformance.iwarp import (
+    atomics,
     ddp_messages,
+    direct_access,
+    direct_requests,
     faults,
     mpa_framing,
     mpa_markers,
@@ -29,5 +32,8 @@ GROUPS: tuple[Group, ...] = (
     reads.GROUP,
     faults.GROUP,
     terminates.GROUP,
+    direct_access.GROUP,
+    direct_requests.GROUP,
+    atomics.GROUP,
     security.GROUP,
 )

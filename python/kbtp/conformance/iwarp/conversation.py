@@ -13,11 +13,11 @@ from kbtp.conformance.probe import Probe, TargetProbe
 from kbtp.conformance.session import Session
 from kbtp.conformance.startup import CameFrame, Startup, accepted, receive_frame
 from kbtp.conformance.stream import Stream
-from kbtp.conformance.target_side import TargetSide
+from kbtp.conformance.target_side import TargetSide, ack_fields
 from kbtp.conformance.tcp import Tcp
 from kbtp.iwarp.rdmap import RdmapOpcode, ReadRequest
 from kbtp.types import RequestFlag, Status
-from kbtp.wire import AllocStore, Completion, Free, Load, Store
+from kbtp.wire import AllocStore, Completion, Free, HelloAck, Load, Store
 
 QUIET_S = 0.15
 """How long we look whether nothing comes."""
@@ -55,10 +55,21 @@ def stream_with(probe: Probe, *, pieces: Pieces | None = None, **changes: Any) -
     return stream_on(probe.tcp(), active=isinstance(probe, TargetProbe), pieces=pieces, **changes)
 
 
+def ack_of(session: TargetSide) -> bytes:
+    """The HELLO_ACK that answers the HELLO that came."""
+    session.ack = HelloAck(session.hello.request_id, **ack_fields(session.hello))
+    return session.ack.pack()
+
+
+def initiator_on(probe: TargetProbe, stream: Stream) -> InitiatorSide:
+    """A session on `stream` whose HELLO is still to be sent."""
+    return InitiatorSide(stream, probe.setup.namespace, probe.key)
+
+
 def open_on(probe: Probe, stream: Stream, **fields: Any) -> Session:
     """HELLO and HELLO_ACK on `stream`; `fields` are those of the one that is ours."""
-    if stream.active:
-        return InitiatorSide(stream).open(**{"namespace": probe.setup.namespace or None, **fields})
+    if isinstance(probe, TargetProbe):
+        return initiator_on(probe, stream).open(**fields)
     return TargetSide(stream).open(**fields)
 
 

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from kbtp.conformance import segments
 from kbtp.conformance.case import Group
 from kbtp.conformance.deviation import expect
-from kbtp.conformance.initiator_side import InitiatorSide, hello_message
 from kbtp.conformance.iwarp.conversation import (
     HARMLESS,
+    ack_of,
     completion_of,
     converse,
+    initiator_on,
     octets_due,
     open_on,
     pattern,
@@ -23,10 +24,10 @@ from kbtp.conformance.iwarp.octets import Segment, segments_of
 from kbtp.conformance.probe import InitiatorProbe, Probe, TargetProbe
 from kbtp.conformance.session import Session
 from kbtp.conformance.stream import Stream
-from kbtp.conformance.target_side import TargetSide, ack_fields
+from kbtp.conformance.target_side import TargetSide
 from kbtp.iwarp.rdmap import INVALIDATING, QUEUE_OF, RdmapOpcode
 from kbtp.types import RequestFlag, Status, TerminateCause
-from kbtp.wire import AllocStore, HelloAck, Load
+from kbtp.wire import AllocStore, Load
 
 GROUP = Group("ddp-messages")
 
@@ -99,16 +100,15 @@ def reserved_fields_of_ours(probe: Probe) -> None:
     """Rsvd, Rsv and the Invalidate STag of ours are ones: none is looked at, all works."""
     stream = probe.stream()
     session: Session
-    if stream.active:
-        side = InitiatorSide(stream)
-        stream.send_ulpdus(_all_ones(stream, hello_message(namespace=probe.setup.namespace or None).pack()))
+    if isinstance(probe, TargetProbe):
+        side = initiator_on(probe, stream)
+        stream.send_ulpdus(_all_ones(stream, side.hello_octets()))
         side.take_ack()
         session = side
     else:
         target = TargetSide(stream)
-        hello = target.take_hello()
-        target.ack = HelloAck(hello.request_id, **ack_fields(hello))
-        stream.send_ulpdus(_all_ones(stream, target.ack.pack()))
+        target.take_hello()
+        stream.send_ulpdus(_all_ones(stream, ack_of(target)))
         session = target
     stream.send_ulpdus(segments.tagged(RdmapOpcode.WRITE, BOGUS_STAG, 0, ddp_reserved=0xF, rdmap_reserved=3))
     works_on(session)
@@ -203,14 +203,13 @@ def empty_writes(probe: Probe) -> None:
 @GROUP.target("D17")
 def hello_in_several_segments(probe: TargetProbe) -> None:
     """HELLO in two segments, in 64, and in one and an empty last one: it is as long as its last segment says."""
-    namespace = probe.setup.namespace or None
     for segment_bytes in (30, 1):
         session = probe.before_hello()
-        payload = hello_message(namespace=namespace).pack()
+        payload = session.hello_octets()
         session.stream.send_ulpdus(*session.stream.ulpdus_of_send(payload, segment_bytes=segment_bytes))
         expect(session.take_ack().status is Status.SUCCESS, "SUCCESS", session.ack.status.name)
     session = probe.before_hello()
-    session.stream.send_ulpdus(*_with_an_empty_last(session.stream, hello_message(namespace=namespace).pack()))
+    session.stream.send_ulpdus(*_with_an_empty_last(session.stream, session.hello_octets()))
     expect(session.take_ack().status is Status.SUCCESS, "SUCCESS", session.ack.status.name)
 
 
@@ -218,9 +217,7 @@ def hello_in_several_segments(probe: TargetProbe) -> None:
 def hello_ack_in_several_segments(probe: InitiatorProbe) -> None:
     """HELLO_ACK in segments of one octet and an empty last one, with RDMA Writes between them: all works."""
     session = probe.before_ack()
-    session.ack = HelloAck(session.hello.request_id, **ack_fields(session.hello))
-    payload = session.ack.pack()
-    ulpdus = session.stream.ulpdus_of_send(payload, segment_bytes=1)
+    ulpdus = session.stream.ulpdus_of_send(ack_of(session), segment_bytes=1)
     for ulpdu in ulpdus[:-1]:
         session.stream.send_ulpdus(ulpdu, HARMLESS)
     session.stream.send_ulpdus(ulpdus[-1])
@@ -256,7 +253,7 @@ def requests_are_delivered_once_in_order(probe: TargetProbe) -> None:
 def segments_in_another_order(probe: TargetProbe) -> None:
     """HELLO with its second half first, whose L is set: it is put together right, or refused with 1/2/04."""
     session = probe.before_hello()
-    payload = hello_message(namespace=probe.setup.namespace or None).pack()
+    payload = session.hello_octets()
     first, second = session.stream.ulpdus_of_send(payload, segment_bytes=40)
     session.stream.send_ulpdus(second, first)
     message = session.stream.message("a HELLO_ACK, or a Terminate 1/2/04")

@@ -8,7 +8,7 @@ from itertools import pairwise
 from kbtp.conformance import segments
 from kbtp.conformance.case import Group
 from kbtp.conformance.deviation import expect
-from kbtp.conformance.initiator_side import InitiatorSide, hello_message
+from kbtp.conformance.initiator_side import InitiatorSide
 from kbtp.conformance.iwarp.conversation import (
     HARMLESS,
     Trickle,
@@ -225,7 +225,7 @@ def hello_cut_at_every_octet(probe: TargetProbe) -> None:
     at = 1
     while True:
         session = probe.before_hello()
-        octets = _hello_fpdu(probe, session)
+        octets = _hello_fpdu(session)
         if at == len(octets):
             break
         session.stream.tcp.send_in_pieces((octets[:at], octets[at:]))
@@ -234,9 +234,8 @@ def hello_cut_at_every_octet(probe: TargetProbe) -> None:
         at += 1
 
 
-def _hello_fpdu(probe: TargetProbe, session: InitiatorSide) -> bytes:
-    hello = hello_message(namespace=probe.setup.namespace or None)
-    (ulpdu,) = session.stream.ulpdus_of_send(hello.pack())
+def _hello_fpdu(session: InitiatorSide) -> bytes:
+    (ulpdu,) = session.stream.ulpdus_of_send(session.hello_octets())
     return session.stream.fpdu(ulpdu)
 
 

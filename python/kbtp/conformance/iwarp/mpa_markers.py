@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 from kbtp.conformance.case import Group
 from kbtp.conformance.deviation import expect
-from kbtp.conformance.initiator_side import InitiatorSide, hello_message
+from kbtp.conformance.initiator_side import InitiatorSide
 from kbtp.conformance.iwarp.conversation import (
+    ack_of,
     as_initiator,
     converse,
+    initiator_on,
     needs_a_read,
     open_on,
     pattern,
@@ -27,9 +29,7 @@ from kbtp.conformance.iwarp.octets import (
     laid_out,
 )
 from kbtp.conformance.probe import Probe, TargetProbe
-from kbtp.conformance.rule import SHOULD
 from kbtp.conformance.session import Session
-from kbtp.conformance.stream import Stream
 from kbtp.conformance.target_side import TargetSide
 from kbtp.iwarp.rdmap import RdmapOpcode
 from kbtp.limits import COMPLETION_BYTES, DDP_TAGGED_HEADER_BYTES, DDP_UNTAGGED_HEADER_BYTES
@@ -149,38 +149,51 @@ def _fitting(position: int, fits: Callable[[int, int], bool]) -> int:
 # --- what we send, where the peer asks for markers ---
 
 
-def send_marked(stream: Stream, ulpdu: bytes, change: MarkerChange) -> None:
-    """The first FPDU of our half, with its markers changed."""
-    stream.send_octets(Framer(crc=stream.crc, markers=True).fpdu(ulpdu, marker=change))
-
-
-def _needs_markers(probe: Probe, stream: Stream) -> None:
+def _first_message(probe: Probe, change: MarkerChange) -> Session:
+    """HELLO or HELLO_ACK in the first FPDU of our half, its markers changed; nothing more is sent on that stream."""
+    stream = probe.stream()
     theirs = stream.reply if stream.active else stream.request
-    probe.need(theirs.markers, "it wants no markers")
-
-
-def _first_message(probe: TargetProbe, change: MarkerChange) -> InitiatorSide:
-    """HELLO in an FPDU whose markers are changed."""
-    session = probe.before_hello()
-    _needs_markers(probe, session.stream)
-    (ulpdu,) = session.stream.ulpdus_of_send(hello_message(namespace=probe.setup.namespace or None).pack())
-    send_marked(session.stream, ulpdu, change)
+    expect(theirs.markers, "M=1, as --with says", theirs)
+    session: InitiatorSide | TargetSide
+    if isinstance(probe, TargetProbe):
+        session = initiator_on(probe, stream)
+        octets = session.hello_octets()
+    else:
+        session = TargetSide(stream)
+        session.take_hello()
+        octets = ack_of(session)
+    (ulpdu,) = stream.ulpdus_of_send(octets)
+    stream.send_octets(Framer(crc=stream.crc, markers=True).fpdu(ulpdu, marker=change))
     return session
 
 
-@GROUP.target("F12", "F17")
-def bits_of_markers_that_nobody_looks_at(probe: TargetProbe) -> None:
+@GROUP.either("F9", "F18", needs=("markers",))
+def markers_both_ways(probe: Probe) -> None:
+    """Markers in both directions: messages of many sizes, each direction counted by itself."""
+    converse(session_with(probe, markers=True))
+
+
+@GROUP.either("F9", "F11", needs=("markers",))
+def markers_for_the_peer_alone(probe: Probe) -> None:
+    """The peer wants markers, we want none: it finds its way through ours, and sends none."""
+    session = session_with(probe, markers=False)
+    converse(session)
+    expect_good_crcs(session.stream)
+
+
+@GROUP.either("F12", "F17", needs=("markers",))
+def bits_of_markers_that_nobody_looks_at(probe: Probe) -> None:
     """RESERVED and the low 2 bits of FPDUPTR may be anything."""
     session = _first_message(probe, lambda _, pointer: (0xABCD, pointer | 3))
-    session.take_ack()
+    session.stream.next_send("what answers our first message")
 
 
-@GROUP.target("F19", level=SHOULD)
-def pointer_that_is_wrong(probe: TargetProbe) -> None:
+@GROUP.either("F19", needs=("markers",))
+def pointer_that_is_wrong(probe: Probe) -> None:
     """An FPDUPTR that does not fit, under a good CRC: 2/0/03, or all works as if nobody had looked."""
-    session = _first_message(probe, lambda _, pointer: (0, pointer + 64))
-    message = session.stream.message("a Terminate 2/0/03, or a HELLO_ACK")
-    expect(message is not None, "a Terminate 2/0/03, or a HELLO_ACK", "the end of the connection")
+    stream = _first_message(probe, lambda _, pointer: (0, pointer + 64)).stream
+    message = stream.message("a Terminate 2/0/03, or what answers our first message")
+    expect(message is not None, "a Terminate 2/0/03, or an answer", "the end of the connection")
     assert message is not None
     if message.opcode is RdmapOpcode.TERMINATE:
         info = message.terminate

@@ -17,7 +17,6 @@ from kbtp.conformance.iwarp.conversation import (
 )
 from kbtp.conformance.iwarp.octets import expect_good_crcs, spoilt
 from kbtp.conformance.probe import InitiatorProbe, Probe, TargetProbe
-from kbtp.conformance.rule import SHOULD
 from kbtp.conformance.setup import MARGIN_S
 from kbtp.conformance.startup import (
     C_BIT,
@@ -141,9 +140,11 @@ def reserved_bits_of_a_reply(probe: InitiatorProbe) -> None:
     tcp = probe.tcp()
     came = receive_frame(tcp, reply=False)
     expect(not came.flags & RES_BITS[came.frame.revision], "Res of the Request zero", f"flags {came.flags:#04x}")
-    flags = C_BIT | (S_BIT if came.frame.word else 0) | RES_BITS[came.frame.revision]
-    tcp.send(reply_to(came, flags=flags))
-    works_on(open_on(probe, Stream(tcp, came, startup_for(came).frame(reply=True), active=False)))
+    ours = startup_for(came).frame(reply=True)
+    octets = bytearray(ours.pack())
+    octets[16] |= RES_BITS[came.frame.revision]
+    tcp.send(bytes(octets))
+    works_on(open_on(probe, Stream(tcp, came, ours, active=False)))
 
 
 @GROUP.initiator("M10", "E1", "E24")
@@ -333,11 +334,23 @@ def crc_whatever_the_peer_wants(probe: Probe) -> None:
     stream.expect_terminate(TerminateCause.MPA_CRC)
 
 
-@GROUP.either("M25", level=SHOULD)
+@GROUP.either("M24", needs=("no-crc",))
+def crc_that_we_alone_want(probe: Probe) -> None:
+    """Ours says C=1, the peer's C=0: CRCs come, and those we send are checked."""
+    stream = stream_with(probe)
+    theirs = stream.reply if stream.active else stream.request
+    expect(not theirs.crc, "C=0, as --with says", theirs)
+    open_on(probe, stream)
+    expect_good_crcs(stream)
+    stream.send_octets(spoilt(stream.fpdu(HARMLESS)))
+    stream.expect_terminate(TerminateCause.MPA_CRC)
+
+
+@GROUP.either("M25", needs=("no-crc",))
 def crc_that_nobody_wants(probe: Probe) -> None:
     """With C=0 on both sides the CRC field is there, and rubbish in it is not looked at."""
     stream = stream_with(probe, crc=False)
-    probe.need(not stream.crc, "it asks for CRCs")
+    expect(not stream.crc, "C=0 on both sides, as --with says", stream.reply)
     session = open_on(probe, stream)
     stream.send_octets(spoilt(stream.fpdu(HARMLESS)))
     works_on(session)

@@ -263,6 +263,16 @@ def read_from_sinks(probe: TargetProbe) -> None:
 # --- too many ---
 
 
+@GROUP.target("D21")
+def more_requests_than_buffers(probe: TargetProbe) -> None:
+    """One STORE more than there are Request Credits, none of their Reads answered: no buffer is left, 1/2/02."""
+    session = probe.session()
+    lent = session.stream.memory.lend(pattern(100))
+    count = session.ack.request_credits + 1
+    session.send(*(session.alloc_store(session.handle(n % 2), lent) for n in range(count)))
+    session.stream.expect_terminate(Cause.DDP_NO_BUFFER)
+
+
 @GROUP.target("R25", "S8", "S7")
 def flood_of_reads_at_a_target(probe: TargetProbe) -> None:
     """A flood of Reads of no octets at once: all are answered, or the stream ends; other streams go on."""

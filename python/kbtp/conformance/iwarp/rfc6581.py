@@ -26,7 +26,7 @@ from kbtp.conformance.startup import (
     connection_data,
     receive_frame,
 )
-from kbtp.conformance.stream import Stream
+from kbtp.conformance.stream import Message, Stream
 from kbtp.conformance.tcp import Tcp
 from kbtp.iwarp.mpa import ALL_RTR_KINDS, EnhancedWord, RtrKind
 from kbtp.iwarp.rdmap import QN_REQUEST, QN_SEND, RdmapOpcode, ReadRequest
@@ -37,6 +37,11 @@ GROUP = Group("rfc6581")
 
 ULP_PRIVATE_DATA_MAX_BYTES = 508
 BOGUS_STAG = 0x0BADCAFE
+RTR_OPCODES = {
+    RtrKind.SEND: RdmapOpcode.SEND,
+    RtrKind.WRITE: RdmapOpcode.WRITE,
+    RtrKind.READ: RdmapOpcode.READ_REQUEST,
+}
 NO_OCTETS = ReadRequest(0x5111C, 0, 0, BOGUS_STAG, 0)
 
 
@@ -176,12 +181,13 @@ def reply_wants_more_reads_than_it_can_serve(probe: InitiatorProbe) -> None:
 def ird_of_nothing(probe: TargetProbe) -> None:
     """IRD 0 of ours: the session works without RDMA Reads, or R=1 names the ORD that the target needs."""
     tcp = probe.tcp()
-    tcp.send(Startup(word=EnhancedWord(0, 0)).frame(reply=False).pack())
+    ours = Startup.of_depth(0, 0).frame(reply=False)
+    tcp.send(ours.pack())
     came = receive_frame(tcp, reply=True)
     if came.frame.rejected:
         expect(word_of(came).ord_ > 0, "the ORD that it needs", came.octets.hex())
     else:
-        works_on(open_on(probe, Stream(tcp, Startup(word=EnhancedWord(0, 0)).frame(reply=False), came, active=True)))
+        works_on(open_on(probe, Stream(tcp, ours, came, active=True)))
 
 
 @GROUP.target("E13")
@@ -230,13 +236,16 @@ def kinds_of_rtr_in_the_reply(probe: TargetProbe) -> None:
 @GROUP.target("E14", "E15")
 def client_server_model(probe: TargetProbe) -> None:
     """A=0 with B, C and D set: the Reply has all four zero, and the session works without RTR."""
-    private_data = bytes.fromhex("4004c004") + connection_data()
     tcp = probe.tcp()
-    tcp.send(request(flags=C_BIT | S_BIT, revision=2, private_data=private_data))
+    ours = Startup.of_depth(4, 4).frame(reply=False)
+    octets = bytearray(ours.pack())
+    octets[20] |= 0x40
+    octets[22] |= 0xC0
+    tcp.send(bytes(octets))
     came = accepted(receive_frame(tcp, reply=True))
     word = came.octets[20:24]
     expect(not word[0] & 0xC0 and not word[2] & 0xC0, "A, B, C and D zero", word.hex())
-    works_on(open_on(probe, Stream(tcp, Startup().frame(reply=False), came, active=True)))
+    works_on(open_on(probe, Stream(tcp, ours, came, active=True)))
 
 
 @GROUP.initiator("E15")
@@ -248,8 +257,12 @@ def client_server_model_of_the_request(probe: InitiatorProbe) -> None:
     probe.need(not came.octets[20] & 0x80, "it asks for the peer-to-peer model")
     word = came.octets[20:24]
     expect(not word[0] & 0x40 and not word[2] & 0xC0, "B, C and D zero with A=0", word.hex())
-    tcp.send(reply_to(came, private_data=bytes.fromhex("4010c010") + connection_data()))
-    works_on(open_on(probe, Stream(tcp, came, Startup().frame(reply=True), active=False)))
+    ours = Startup().frame(reply=True)
+    octets = bytearray(ours.pack())
+    octets[20] |= 0x40
+    octets[22] |= 0xC0
+    tcp.send(bytes(octets))
+    works_on(open_on(probe, Stream(tcp, came, ours, active=False)))
 
 
 def _replied(tcp: Tcp, came: CameFrame, kinds: RtrKind) -> Stream:
@@ -259,27 +272,36 @@ def _replied(tcp: Tcp, came: CameFrame, kinds: RtrKind) -> Stream:
     return Stream(tcp, came, reply, active=False)
 
 
-@GROUP.initiator("E17")
+@GROUP.initiator("E17", "E23", needs=("peer-to-peer",))
 def rtr_comes_first(probe: InitiatorProbe) -> None:
-    """With A=1 the first message is an empty one of a kind that both sides named."""
+    """With A=1 the first message is an empty one of a kind that both sides named; HELLO follows with the next MSN."""
     tcp = probe.tcp()
     came = receive_frame(tcp, reply=False)
-    probe.need(came.frame.word is not None and came.frame.word.peer_to_peer, "it starts with A=0, as profile 3 says")
     kinds = word_of(came).rtr
-    first = _replied(tcp, came, kinds).message("an RTR")
-    opcodes = {RtrKind.SEND: RdmapOpcode.SEND, RtrKind.WRITE: RdmapOpcode.WRITE, RtrKind.READ: RdmapOpcode.READ_REQUEST}
-    common = {opcode for kind, opcode in opcodes.items() if kind in kinds}
-    expect(first is not None and first.opcode in common, "an RTR of a common kind", first)
+    expect(word_of(came).peer_to_peer, "A=1, as --with says", came.octets[:24].hex())
+    stream = _replied(tcp, came, kinds)
+    first = stream.message("an RTR")
+    expect(first is not None, "an RTR", "the end of the connection")
+    assert first is not None
+    common = [opcode for kind, opcode in RTR_OPCODES.items() if kind in kinds]
+    expect(first.opcode in common and _is_empty(first), f"an empty {' or '.join(one.name for one in common)}", first)
+    stream.serve(first)
+    works_on(open_on(probe, stream))
 
 
-@GROUP.initiator("E18")
+def _is_empty(message: Message) -> bool:
+    if message.opcode is RdmapOpcode.READ_REQUEST:
+        return ReadRequest.parse(message.payload).size == 0
+    return not message.payload
+
+
+@GROUP.initiator("E18", needs=("peer-to-peer",))
 def no_common_rtr(probe: InitiatorProbe) -> None:
     """With A=1 and no kind in common: 2/0/07."""
     tcp = probe.tcp()
     came = receive_frame(tcp, reply=False)
-    probe.need(came.frame.word is not None and came.frame.word.peer_to_peer, "it starts with A=0, as profile 3 says")
     others = ALL_RTR_KINDS & ~word_of(came).rtr
-    probe.need(bool(others), "it offers every kind of RTR")
+    expect(bool(others), "a kind of RTR that it does not offer, as --with says", came.octets[:24].hex())
     _replied(tcp, came, others).expect_terminate(TerminateCause.MPA_NO_MATCHING_RTR)
 
 

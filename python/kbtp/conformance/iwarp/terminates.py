@@ -177,7 +177,7 @@ def session_again(probe: TargetProbe, identity: bytes) -> InitiatorSide:
     """A new session of `identity`, whose last one the target may not have put away yet."""
     while True:
         session = probe.before_hello()
-        ack = session.hello(initiator_id=identity, namespace=probe.setup.namespace or None)
+        ack = session.hello(initiator_id=identity)
         if ack.status is not Status.ACCESS_DENIED or probe.deadline.passed:
             expect(ack.status is Status.SUCCESS, "SUCCESS", ack.status.name)
             return session
