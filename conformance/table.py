@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from kbtp.conformance.case import Role
 from kbtp.conformance.catalogue import cases_by_rule, rules
-from kbtp.conformance.report import chapter_of, document_of
+from kbtp.conformance.report import chapter_of, chapter_order, document_of
 from kbtp.conformance.result import Outcome, Result
 from kbtp.conformance.rule import Rule
 
@@ -76,7 +76,10 @@ def _counts(results: Sequence[Result]) -> str:
         for rule in result.case.rules:
             for section in known[rule].section.split("; "):
                 chapters.setdefault(chapter_of(section), set()).add(result.case.name)
-    rows = "".join(f"| {chapter} | {len(names)} |\n" for chapter, names in sorted(chapters.items()))
+    rows = "".join(
+        f"| {chapter} | {len(names)} |\n"
+        for chapter, names in sorted(chapters.items(), key=lambda item: chapter_order(item[0]))
+    )
     roles = Counter(name.split("/")[0] for name in {result.case.name for result in results})
     total = sum(roles.values())
     told = ", ".join(f"{count} with the {role} under test" for role, count in sorted(roles.items()))
