@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,9 +46,13 @@ def cases_named(*names: str) -> list[Case]:
     return [every[f"initiator/{name}"] for name in names]
 
 
-def run(command: list[str], names: tuple[str, ...], *, at_once: int = 2) -> dict[str, Result]:
+def run(
+    command: list[str], names: tuple[str, ...], *, at_once: int = 2, timeout_s: float | None = None
+) -> dict[str, Result]:
+    """By group and name; `timeout_s` instead of what the cases allow themselves."""
+    named = [replace(case, timeout_s=timeout_s or case.timeout_s) for case in cases_named(*names)]
     runner = InitiatorRunner(ONE_BY_ONE, Expectations(), initiators_of(shlex.join(command), at_once), HERE)
-    return {result.case.name.partition("/")[2]: result for result in runner.run(cases_named(*names))}
+    return {result.case.name.partition("/")[2]: result for result in runner.run(named)}
 
 
 def script(tmp_path: Path, text: str) -> list[str]:

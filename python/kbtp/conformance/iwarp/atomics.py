@@ -307,7 +307,7 @@ def unaligned(probe: TargetProbe) -> None:
     expect(terminate.bits == Terminate.M | Terminate.D, "M and D, no R", f"{terminate.bits:#06x}")
 
 
-@GROUP.target("X18", "S3", needs=NEEDS)
+@GROUP.target("S3", "X18", needs=NEEDS)
 def outside_of_head(probe: TargetProbe) -> None:
     """A FetchAdd 8 octets behind Head, and 8 before it: 0/1/01 (or 04)."""
     for offset in (COUNTER_BYTES, -COUNTER_BYTES):
@@ -317,7 +317,7 @@ def outside_of_head(probe: TargetProbe) -> None:
         )
 
 
-@GROUP.target("X18", "S4", needs=("direct-load", "direct-alloc"))
+@GROUP.target("S4", "X18", needs=("direct-load", "direct-alloc"))
 def without_the_right(probe: TargetProbe) -> None:
     """A FetchAdd at what may only be read or written: 0/1/02, and what is there stays as it was."""
     reader = loading(probe)
@@ -336,7 +336,7 @@ def without_the_right(probe: TargetProbe) -> None:
     expect(reader.stream.read(reader.ack.pool_stag, entry.block_offset, 9) == b"as it was", "b'as it was'", block)
 
 
-@GROUP.target("X18", "S1", "S2", needs=NEEDS)
+@GROUP.target("S1", "S2", "X18", needs=NEEDS)
 def head_of_another_stream(probe: TargetProbe) -> None:
     """A FetchAdd at another stream's Head: 0/1/03 or 00; that Head stays as it was, and its stream goes on."""
     victim, intruder = allocating(probe), allocating(probe)
