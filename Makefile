@@ -15,7 +15,7 @@ COVERED := wire iwarp blocks target initiator
 COVERAGE_MIN := 95
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test punts soak check coverage bench mutants fuzz sanitize format clean
+.PHONY: help demo test conformance punts soak check coverage bench mutants fuzz sanitize format clean
 .DELETE_ON_ERROR:
 
 help:  ## list these targets
@@ -59,6 +59,11 @@ check: $(VENV)/dev.stamp  ## ruff and mypy, rustfmt and clippy
 	$(CARGO) fmt $(RUST) --all --check
 	$(CARGO) fmt --manifest-path rust/fuzz/Cargo.toml --check
 	PYO3_PYTHON=$(abspath $(BIN)/python) $(CARGO) clippy $(RUST) --quiet --locked --workspace --all-targets -- -D warnings
+
+# About two minutes. WRITE=1 writes docs/conformance.md anew instead of comparing it; what may fail and why is in conformance/expectations.toml.
+WRITE ?=
+conformance: $(VENV)/dev.stamp  ## both RNICs as target and as initiator against the suite of kbtp conformance
+	$(BIN)/python -m conformance $(if $(WRITE),--write) --junit build/conformance
 
 coverage: test  ## the tests, then line by line what they did not reach
 	$(BIN)/coverage report

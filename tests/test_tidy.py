@@ -59,7 +59,7 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 def _texts() -> Iterator[tuple[Path, str]]:
     """Every text file of the project outside build trees, and its text."""
-    for folder in ("python", "tests", "examples", "vectors", "docs", "rust", "bench", "fuzz", ".ci"):
+    for folder in ("python", "tests", "examples", "vectors", "docs", "rust", "bench", "conformance", "fuzz", ".ci"):
         if (ROOT / folder).is_dir():
             for path in _files_below(ROOT / folder):
                 if path.suffix not in (".pyc", ".so", ".pcap"):

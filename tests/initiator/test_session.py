@@ -29,6 +29,7 @@ ACK: dict[str, Any] = {
     "max_message": 1024,
     "first_handle": FIRST_HANDLE,
     "handle_count": 3,
+    "table_base_handle": FIRST_HANDLE,
     "table_handles": 64,
 }
 
@@ -138,6 +139,8 @@ def test_hello_says_what_the_config_says() -> None:
         ({"allocation_quota": 17}, "Allocation Quota"),
         ({"handle_count": 0}, "Handle Count"),
         ({"handle_count": 65}, "Handle Count"),
+        ({"first_handle": FIRST_HANDLE + 62}, "First Handle"),
+        ({"first_handle": FIRST_HANDLE - 1}, "First Handle"),
         ({"flags": HelloAckFlag.RESUMED}, "RESUMED"),
     ],
 )

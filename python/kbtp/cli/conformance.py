@@ -23,6 +23,7 @@ from kbtp.conformance.report import as_junit, as_object, by_chapter
 from kbtp.conformance.result import Outcome, Result
 from kbtp.conformance.runner import InitiatorRunner, TargetRunner
 from kbtp.conformance.setup import NEEDS, Setup
+from kbtp.key_file import read_keys
 
 AT_ONCE = 4
 _TOLD = (Outcome.FAILED, Outcome.BROKEN, Outcome.UNEXPECTED, Outcome.NOT_RUN, Outcome.WARNED)
@@ -36,7 +37,9 @@ _TOLD = (Outcome.FAILED, Outcome.BROKEN, Outcome.UNEXPECTED, Outcome.NOT_RUN, Ou
 @click.option("--run", "command", help="Starts the initiator under test; `{url}` in it is where to connect to.")
 @click.option("--with", "has", default="", help=f"What the peer is configured for, by commas: {', '.join(NEEDS)}.")
 @click.option("--namespace", default="", help="The target's namespace.")
-@click.option("--key-file", type=click.Path(dir_okay=False), default="", help="Keys of the target.")
+@click.option(
+    "--key-file", type=click.Path(dir_okay=False), help="Keys of the target; the first one is used where any will do."
+)
 @click.option("--mpa-timeout", type=Seconds(), default=limits.MPA_REQUEST_TIMEOUT_S, show_default="5s",
     help="How long the target waits for an MPA Request.")  # fmt: skip
 @click.option("--hello-timeout", type=Seconds(), default=limits.HELLO_TIMEOUT_S, show_default="5s",
@@ -55,7 +58,7 @@ _TOLD = (Outcome.FAILED, Outcome.BROKEN, Outcome.UNEXPECTED, Outcome.NOT_RUN, Ou
 @click.pass_context
 def conformance(
     ctx: click.Context, url: str | None, role: str, listen: str | None, command: str | None, has: str, namespace: str,
-    key_file: str, mpa_timeout: float, hello_timeout: float, drain: float, linger: float,
+    key_file: str | None, mpa_timeout: float, hello_timeout: float, drain: float, linger: float,
     expectations_file: Path | None, words: tuple[str, ...], at_once: int, only_list: bool, as_json: bool,
     junit: Path | None,
 ) -> None:  # fmt: skip
@@ -82,7 +85,8 @@ def conformance(
         raise click.UsageError("no case holds what -k says")
     every = catalogue.cases()
     expectations = Expectations.read(expectations_file, every) if expectations_file else Expectations()
-    setup = Setup(_has(has, command), namespace.encode(), key_file, mpa_timeout, hello_timeout, drain, linger)
+    keys = () if key_file is None else tuple(read_keys(key_file))
+    setup = Setup(_has(has, command), namespace.encode(), keys, mpa_timeout, hello_timeout, drain, linger)
     runner: TargetRunner | InitiatorRunner
     if Role(role) is Role.TARGET:
         if url is None or command is not None or listen is not None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 
 class Deviation(Exception):
-    """The peer under test did not do what a rule says."""
+    """The peer under test did not do what a rule says. `binding`: False where the text can be read otherwise."""
 
-    def __init__(self, expected: str, saw: str) -> None:
+    def __init__(self, expected: str, saw: str, *, binding: bool = True) -> None:
         super().__init__(f"expected {expected}; saw {saw}")
+        self.binding = binding
         self.expected = expected
         self.saw = saw
 

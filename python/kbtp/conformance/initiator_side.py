@@ -10,18 +10,22 @@ from kbtp.conformance.memory import Lent
 from kbtp.conformance.stream import Message, Stream
 from kbtp.errors import WireFormatError
 from kbtp.iwarp.rdmap import INVALIDATING, RdmapOpcode
+from kbtp.keys import Key
 from kbtp.types import Feature, RequestFlag, Status
 from kbtp.wire import (
     AllocStore,
     Bind,
     Completion,
+    ConnectionData,
     DataDescriptor,
     Free,
     Hello,
     HelloAck,
     Load,
+    Nonces,
     Store,
     parse_response,
+    sign_hello,
 )
 
 CREDITS = 32
@@ -64,9 +68,10 @@ class Answer:
 class InitiatorSide:
     """`ack` is there after `hello`; handles are named by their index in the range that it granted."""
 
-    def __init__(self, stream: Stream, namespace: bytes = b"") -> None:
+    def __init__(self, stream: Stream, namespace: bytes = b"", key: Key | None = None) -> None:
         self.stream = stream
         self.namespace = namespace
+        self.key = key
         self.ack: HelloAck = HelloAck(0)
         self._next_request_id = 0x0102030405060700
         self._early: dict[int, Answer] = {}
@@ -77,7 +82,14 @@ class InitiatorSide:
         """A HELLO with what this target wants to see; `fields` replace ours."""
         if self.namespace:
             fields.setdefault("namespace", self.namespace)
-        return hello_message(**fields).pack()
+        hello = hello_message(**fields)
+        return hello.pack() if self.key is None else sign_hello(hello, self.key, self.nonces)
+
+    @property
+    def nonces(self) -> Nonces:
+        """Of the connection data of both sides (profile 3)."""
+        request, reply = self.stream.request.private_data, self.stream.reply.private_data
+        return Nonces(ConnectionData.parse(request).nonce, ConnectionData.parse(reply).nonce)
 
     def hello(self, octets: bytes | None = None, **fields: Any) -> HelloAck:
         """Send HELLO, these octets or one of `fields`, and take HELLO_ACK, whatever its status."""

@@ -15,6 +15,7 @@ from kbtp.conformance.startup import Startup
 from kbtp.conformance.stream import Stream
 from kbtp.conformance.target_side import TargetSide
 from kbtp.conformance.tcp import Deadline, Tcp
+from kbtp.keys import Key
 
 
 class Probe(ABC):
@@ -56,24 +57,31 @@ class TargetProbe(Probe):
         self._host = host
         self._port = port
 
-    def tcp(self, *, receive_buffer_bytes: int | None = None) -> Tcp:
-        tcp = Tcp.connect(self._host, self._port, self.deadline, receive_buffer_bytes=receive_buffer_bytes)
+    def tcp(self, *, receive_buffer_bytes: int | None = None, mss_bytes: int | None = None) -> Tcp:
+        tcp = Tcp.connect(
+            self._host, self._port, self.deadline, receive_buffer_bytes=receive_buffer_bytes, mss_bytes=mss_bytes
+        )
         self._connections.append(tcp)
         return tcp
 
     def stream(self, startup: Startup | None = None, *, receive_buffer_bytes: int | None = None) -> Stream:
         return Stream.initiate(self.tcp(receive_buffer_bytes=receive_buffer_bytes), startup)
 
+    @property
+    def key(self) -> Key | None:
+        """What sessions authenticate with, unless a case says otherwise."""
+        return self.setup.keys[0] if self.setup.keys else None
+
     def before_hello(self, startup: Startup | None = None) -> InitiatorSide:
         """A stream on which HELLO is still to be sent."""
-        return InitiatorSide(self.stream(startup), self.setup.namespace)
+        return InitiatorSide(self.stream(startup), self.setup.namespace, self.key)
 
     def session(
         self, startup: Startup | None = None, *, receive_buffer_bytes: int | None = None, **hello: Any
     ) -> InitiatorSide:
         """`hello` are fields of the HELLO; the target has to grant it."""
         stream = self.stream(startup, receive_buffer_bytes=receive_buffer_bytes)
-        return InitiatorSide(stream, self.setup.namespace).open(**hello)
+        return InitiatorSide(stream, self.setup.namespace, self.key).open(**hello)
 
 
 class InitiatorProbe(Probe):
@@ -98,6 +106,10 @@ class InitiatorProbe(Probe):
             self._start()
             self._start = None
         return self.next_tcp("a connection of the initiator")
+
+    def limit_mss(self, mss_bytes: int) -> None:
+        """Connections from now on are offered no larger TCP segments: what comes is cut small."""
+        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, mss_bytes)
 
     def next_tcp(self, what: str, *, within_s: float | None = None) -> Tcp:
         """A further connection of an initiator that is at work, a retry for example. Raises `Deviation`."""

@@ -30,10 +30,11 @@ def by_chapter(results: Sequence[Result]) -> dict[str, Counter[Outcome]]:
     for result in results:
         for chapter in dict.fromkeys(map(chapter_of, sections_of(result.case))):
             counted.setdefault(chapter, Counter())[result.outcome] += 1
-    return dict(sorted(counted.items(), key=lambda item: _order(item[0])))
+    return dict(sorted(counted.items(), key=lambda item: chapter_order(item[0])))
 
 
-def _order(chapter: str) -> tuple[str, int]:
+def chapter_order(chapter: str) -> tuple[str, int]:
+    """By document, then by number."""
     document, _, number = chapter.rpartition(" ")
     return document, int(number) if number.isdigit() else 0
 

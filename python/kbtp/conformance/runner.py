@@ -63,7 +63,8 @@ def _missing(case: Case, setup: Setup) -> str:
 
 
 def _deviated(case: Case, deviation: Deviation, reason: str) -> Result:
-    unexpected = Outcome.WARNED if level_of(case) is Level.SHOULD else Outcome.FAILED
+    warns = not deviation.binding or level_of(case) is Level.SHOULD
+    unexpected = Outcome.WARNED if warns else Outcome.FAILED
     return Result(case, Outcome.EXPECTED if reason else unexpected, deviation.expected, deviation.saw, reason)
 
 

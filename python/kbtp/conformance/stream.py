@@ -26,6 +26,9 @@ from kbtp.iwarp.rdmap import (
     QN_REQUEST,
     QN_SEND,
     QN_TERMINATE,
+    AtomicOperation,
+    AtomicRequest,
+    AtomicResponse,
     RdmapOpcode,
     ReadRequest,
     opcode_of,
@@ -87,6 +90,7 @@ class Stream:
         self.next_msn = {QN_SEND: 1, QN_REQUEST: 1, QN_TERMINATE: 1, QN_ATOMIC_RESPONSE: 1}
         self.messages: list[Message] = []
         self.expects_reads_of_ours = 0
+        self.next_atomic_id = 0x0A70_0000
         self._next_msn_in = {QN_SEND: 1, QN_REQUEST: 1, QN_TERMINATE: 1, QN_ATOMIC_RESPONSE: 1}
         self._open: dict[bool, _Open] = {}  # by the T bit
         self._ulpdus: deque[bytes] = deque()
@@ -169,6 +173,23 @@ class Stream:
         self.expects_reads_of_ours += 1
         self.send_ulpdus(segments.read_request(self.take_msn(QN_REQUEST), request))
         return request
+
+    def fetch_add(self, stag: int, to: int, add_data: int, add_mask: int) -> int:
+        """FetchAdd (RFC 7306 5.1.1): the value before. Raises `Deviation` if no Atomic Response answers it."""
+        self.next_atomic_id = (self.next_atomic_id + 1) & 0xFFFF_FFFF
+        request = AtomicRequest(AtomicOperation.FETCH_ADD, self.next_atomic_id, stag, to, add_data, add_mask)
+        self.send_ulpdus(segments.atomic_request(self.take_msn(QN_REQUEST), request))
+        what = "an Atomic Response"
+        message = self.message(what)
+        if message is None or message.opcode is not RdmapOpcode.ATOMIC_RESPONSE:
+            raise Deviation(what, str(message or "the end of the connection"))
+        response = AtomicResponse.parse(message.payload)
+        expect(response.request_id == request.request_id, f"{what} to {request.request_id:#x}", response)
+        return response.value
+
+    def read(self, stag: int, to: int, size: int) -> bytes:
+        """The octets that an RDMA Read of ours brings. Raises `Deviation`."""
+        return self.read_response(self.request_read(stag, to, size))
 
     def send_terminate(self, layer: int, etype: int, code: int, *, bits: int = 0, rest: bytes = b"") -> None:
         msn = self.take_msn(QN_TERMINATE)

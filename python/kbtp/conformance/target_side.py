@@ -69,6 +69,8 @@ class TargetSide:
         self.ack = HelloAck(0)
         self.table: dict[int, Entry] = {}
         self.invalidates = True
+        self.status_of_next: Status | None = None
+        """What the next completion says, whatever was done."""
 
     # --- HELLO ---
 
@@ -115,6 +117,8 @@ class TargetSide:
     def complete(self, request: Request, status: Status = Status.SUCCESS, **fields: Any) -> Completion:
         """Send the COMPLETION of `request`, as asked with or without Invalidate; `fields` replace its own."""
         entry = self.table.get(request.handle, Entry())
+        if self.status_of_next is not None:
+            status, self.status_of_next = self.status_of_next, None
         completion = replace(Completion(request.request_id, request.handle, entry.generation, status), **fields)
         self.send_completion(request, completion.pack())
         return completion
@@ -188,10 +192,15 @@ class TargetSide:
 
     def _complete_data(self, request: Request, entry: Entry, status: Status) -> None:
         if status is Status.SUCCESS:
-            offset = POOL_BASE + (request.handle - self.ack.first_handle) % 64 * BLOCK_BYTES
-            self.complete(request, generation=entry.generation, data_length=len(entry.octets), block_offset=offset)
+            block_offset = self.block_offset(request.handle)
+            length = len(entry.octets)
+            self.complete(request, generation=entry.generation, data_length=length, block_offset=block_offset)
         else:
             self.complete(request, status, generation=entry.generation)
+
+    def block_offset(self, handle: int) -> int:
+        """Where its block lies, says this target."""
+        return POOL_BASE + (handle - self.ack.first_handle) % 64 * BLOCK_BYTES
 
     def goes_on(self) -> None:
         """The initiator's workload has another request, or ends in order."""

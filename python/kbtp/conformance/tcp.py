@@ -40,13 +40,18 @@ class Tcp:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     @classmethod
-    def connect(cls, host: str, port: int, deadline: Deadline, *, receive_buffer_bytes: int | None = None) -> Tcp:
-        """Raises OSError if nobody listens. `receive_buffer_bytes` keeps the window small."""
+    def connect(
+        cls, host: str, port: int, deadline: Deadline, *, receive_buffer_bytes: int | None = None,
+        mss_bytes: int | None = None,
+    ) -> Tcp:  # fmt: skip
+        """Raises OSError if nobody listens. `receive_buffer_bytes` keeps the window small, `mss_bytes` what comes."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         sock = socket.socket(family)
         try:
             if receive_buffer_bytes is not None:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+            if mss_bytes is not None:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, mss_bytes)
             sock.settimeout(deadline.left_s())
             sock.connect((host, port))
         except OSError:

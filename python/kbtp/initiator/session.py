@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from kbtp import limits
+from kbtp.atomics import MASK64
 from kbtp.errors import ApiMisuse, KbtpError, PeerMisbehaved, WireFormatError, refused
 from kbtp.initiator.direct import DIRECT, direct_checks
 from kbtp.initiator.operations import Operation, Result, no_handle
@@ -361,6 +362,7 @@ def accepted(config: InitiatorConfig, said: SaidHello, message: memoryview) -> H
         ("Max Message", ack.max_message >= limits.MIN_MAX_MESSAGE_BYTES),
         ("Allocation Quota", ack.allocation_quota <= ack.pool_blocks),
         ("Handle Count", 1 <= ack.handle_count <= ack.table_handles),
+        ("First Handle", (ack.first_handle - ack.table_base_handle) & MASK64 <= ack.table_handles - ack.handle_count),
         ("RESUMED", config.initiator_id is not None or not ack.flags & HelloAckFlag.RESUMED),
         *direct_checks(ack),
     ):

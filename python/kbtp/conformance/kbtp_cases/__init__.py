@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from kbtp.conformance.case import Group
 from kbtp.conformance.kbtp_cases import (
+    auth,
     blocks,
     credits,
+    direct,
     hello,
     identity,
+    initiator_auth,
+    initiator_direct,
     initiator_hello,
     initiator_requests,
     order,
     quota,
     races,
     rdma,
+    tickets,
     turns,
 )
 from kbtp.conformance.kbtp_cases.rules import RULES
@@ -30,6 +35,11 @@ GROUPS: tuple[Group, ...] = (
     credits.GROUP,
     quota.GROUP,
     races.GROUP,
+    auth.GROUP,
+    direct.GROUP,
+    tickets.GROUP,
     initiator_hello.GROUP,
     initiator_requests.GROUP,
+    initiator_direct.GROUP,
+    initiator_auth.GROUP,
 )

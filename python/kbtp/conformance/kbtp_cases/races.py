@@ -15,7 +15,7 @@ from kbtp.wire import Load
 
 GROUP = Group("races")
 
-BIG_BYTES = 16 << 20  # more than the sockets of both sides take
+BIG_BYTES = 8 << 20  # more than the sockets of both sides take
 WINDOW_BYTES = 64 << 10
 OLD, NEW = b"\x5a", b"\xa5"
 
@@ -23,7 +23,7 @@ OLD, NEW = b"\x5a", b"\xa5"
 def big_block(probe: TargetProbe) -> InitiatorSide:
     """A session that owns a sealed block which does not fit the sockets."""
     owner = probe.session(requested_quota=3)
-    probe.need(owner.ack.block_size >= BIG_BYTES, "blocks of 16 MiB")
+    probe.need(owner.ack.block_size >= BIG_BYTES, "blocks of 8 MiB")
     lent = owner.stream.memory.lend(OLD * BIG_BYTES)
     owner.expect_status(owner.alloc_store(owner.handle(0), lent), Status.SUCCESS)
     owner.stream.memory.take_back(lent)

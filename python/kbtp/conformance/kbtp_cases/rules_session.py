@@ -162,12 +162,7 @@ SESSION_RULES: tuple[Rule, ...] = (
         "profile 3; profile 1",
         "Nothing is learnt of blocks of another trust domain: HANDLE_OUT_OF_RANGE, Generation 0",
     ),
-    Rule(
-        "KU8",
-        "profile 3; draft 6.4",
-        "A block that changes domain is cleared before it returns to the ring",
-        unobservable="no operation of the protocol shows octets of a block that its owner has not stored",
-    ),
+    Rule("KU8", "profile 3; draft 6.4", "A block that changes domain is cleared before it returns to the ring"),
     Rule(
         "KU9",
         "profile 4",
