@@ -15,7 +15,7 @@ COVERED := wire iwarp blocks target initiator
 COVERAGE_MIN := 95
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test punts check coverage bench fuzz sanitize format clean
+.PHONY: help demo test punts model check coverage bench fuzz sanitize format clean
 .DELETE_ON_ERROR:
 
 help:  ## list these targets
@@ -45,6 +45,10 @@ test: $(VENV)/demo.stamp  ## all tests, and the coverage each package must have
 
 punts: $(VENV)/dev.stamp  ## the tests of initiators and systems once more, the native RNIC leaving requests to Python
 	KBTP_TEST_PUNTS=everywhere $(BIN)/python -m pytest $(PYTEST_FLAGS) -n $(JOBS) --dist=loadscope -k native/ tests/initiator tests/system
+
+# Needs spin and a C compiler, and no environment.
+model:  ## the models of the ring and its races, exhaustively, with the rules and without
+	$(PYTHON) -m model
 
 check: $(VENV)/dev.stamp  ## ruff and mypy, rustfmt and clippy
 	$(BIN)/ruff check .

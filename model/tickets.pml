@@ -5,7 +5,9 @@
  * tickets are a turn (N) further means the same: whenever Head has gone round, every ticket there is goes back one
  * turn (`rebase`, which each model defines for its own variables). Tickets thus wrap in every run, as they do at 2^32.
  */
+#ifndef TICKETS
 #define TICKETS (16 * N)
+#endif
 #define EMPTY 255 /* a Block Offset of all ones */
 #define NONE 254  /* no ticket */
 
