@@ -16,6 +16,7 @@ from kbtp.cli.bench import bench
 from kbtp.cli.decode import decode
 from kbtp.cli.serve import serve
 from kbtp.cli.stat import stat
+from kbtp.cli.wireshark import wireshark
 from kbtp.errors import ApiMisuse, KbtpError
 
 
@@ -32,13 +33,14 @@ def cli(ctx: click.Context) -> None:
       kbtp serve --block-size 1MiB --pool-size 4GiB
       kbtp stat kbtp://127.0.0.1
       kbtp decode session.pcap
+      kbtp wireshark install
       kbtp bench --quick
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
 
-for _verb in (serve, stat, decode, bench):
+for _verb in (serve, stat, decode, wireshark, bench):
     cli.add_command(_verb)
 
 

@@ -1,8 +1,9 @@
 -- KBTP, the KV Cache Block Transfer Protocol, on top of Wireshark's own iWARP dissectors.
 --
--- They hand the payload of every RDMAP message to heuristic dissectors; this one takes that of Sends, on streams whose MPA
--- private data begins with "KBTP", and on others if the octets are a KBTP message without a fault. Layouts are those of
--- draft 5 and profile 2, numbers those of profile 1.
+-- Layouts are those of draft 5 and profile 2, numbers those of profile 1. The Sends of a frame are looked at when
+-- Wireshark's dissectors are through with it, from the ULPDUs that they found: they hand on no more than one Send a
+-- frame, and a batch of requests is many. What they do hand on is taken from them, so that no other dissector claims
+-- it. FPDUs with markers are left alone.
 
 set_plugin_info({
     version = "0.1.0",
@@ -69,7 +70,7 @@ local RESPONSES = { [HELLO_ACK] = true, [COMPLETION] = true }
 local NAME, NAMESPACE, AUTH = 1, 2, 3
 local OPTIONS = { [NAME] = "NAME", [NAMESPACE] = "NAMESPACE", [AUTH] = "AUTH" }
 local BYTE_ORDERS = { [0] = "little endian", [1] = "big endian" }
-local HEADER_BYTES, COMPLETION_DESCRIPTOR_BYTES, HELLO_MAX_BYTES = 24, 16, 1024
+local HEADER_BYTES, COMPLETION_DESCRIPTOR_BYTES, HELLO_MAX_BYTES, CONNECTION_DATA_BYTES = 24, 16, 1024, 24
 local OPTION_HEADER_BYTES, AUTH_BYTES, NAME_BYTES_MAX = 4, 36, 255
 local SKIPPED_OPTIONS = 0x8000
 
@@ -188,32 +189,33 @@ local refused = ProtoExpert.new("kbtp.refused", "Refused", expert.group.RESPONSE
 local out_of_turn = ProtoExpert.new("kbtp.out_of_turn", "Out of turn", expert.group.SEQUENCE, expert.severity.WARN)
 kbtp.experts = { malformed, unsupported, length_error, refused, out_of_turn }
 
--- What Wireshark's own dissectors have found in the frame so far.
+-- What Wireshark's own dissectors have found in a frame.
 
 local tcp_stream = Field.new("tcp.stream")
 local rdmap_opcode = Field.new("iwarp_rdma.opcode")
+local ulpdu_length = Field.new("iwarp_mpa.ulpdulength")
+local marker = Field.new("iwarp_mpa.marker_fpduptr")
 local private_data = Field.new("iwarp_mpa.privatedata")
 
+-- RFC 5040 4.1 and RFC 5041 4: the opcodes of the four Sends, and the header of an untagged segment.
 local SENDS = { [3] = true, [4] = true, [5] = true, [6] = true }
-
-local function last_of(...)
-    local found = { ... }
-    return found[#found]
-end
+local TAGGED, LAST = 0x80, 0x40
+local UNTAGGED_HEADER_BYTES, LENGTH_BYTES = 18, 2
 
 -- What is remembered between frames.
 
-local streams -- by tcp.stream: whether it is KBTP, whether it is seen from its start, requests without an answer
+local streams -- by tcp.stream: whether it is KBTP, whether it is seen from its start, and by end what is not finished
 local answers -- of each request and completion, by frame and Request ID: the other one, found when it came
+local wholes -- messages of several segments, by the frame of the last and its MSN
 
 function kbtp.init()
-    streams, answers = {}, {}
+    streams, answers, wholes = {}, {}, {}
 end
 
 local function stream_of_frame()
     local number = tcp_stream() and tcp_stream().value or -1
     if streams[number] == nil then
-        streams[number] = { is_kbtp = false, from_start = false, outstanding = {} }
+        streams[number] = { is_kbtp = false, from_start = false, outstanding = {}, begun = {} }
     end
     return streams[number]
 end
@@ -457,22 +459,13 @@ local function summary(tvb, request)
     return table.concat(words, " ")
 end
 
--- A frame may carry several messages, and the dissectors below say their own of each FPDU.
-local function show_info(pinfo, words)
-    local text = pinfo.private.kbtp and " | " .. words or words
-    pinfo.private.kbtp = "yes"
-    pinfo.cols.protocol = "KBTP"
-    pinfo.cols.info:set(text)
-    pinfo.cols.info:fence()
-end
-
+-- Adds the message to the tree; what to say of it in a line.
 local function show(stream, tvb, pinfo, tree)
     local expert_item, words = fault_of(tvb)
     local item = tree:add(kbtp, tvb())
     if tvb:len() < HEADER_BYTES then
         item:add_proto_expert_info(expert_item, words)
-        show_info(pinfo, "KBTP, malformed")
-        return
+        return "KBTP [" .. words .. "]"
     end
     local opcode, flags, status = tvb(1, 1):uint(), tvb(2, 2):uint(), tvb(22, 2):uint()
     if not pinfo.visited and OPCODES[opcode] then
@@ -501,38 +494,60 @@ local function show(stream, tvb, pinfo, tree)
     local request = show_match(item, tvb, pinfo)
     local said = summary(tvb, request)
     item:append_text(", " .. said)
-    show_info(pinfo, expert_item and said .. " [" .. words .. "]" or said)
+    return expert_item and said .. " [" .. words .. "]" or said
 end
 
-local function dissect_send(tvb, pinfo, tree)
-    local opcode = last_of(rdmap_opcode())
-    if opcode == nil or not SENDS[opcode.value] or tvb:len() == 0 then
-        return false
+-- Messages from segments (RFC 5041 5.2).
+
+-- The message that the untagged segment `ulpdu` completes, if it does.
+local function message_of(stream, pinfo, ulpdu)
+    local msn, offset = ulpdu(10, 4):uint(), ulpdu(14, 4):uint()
+    local last = has(ulpdu(0, 1):uint(), LAST)
+    local payload_bytes = ulpdu:len() - UNTAGGED_HEADER_BYTES
+    if payload_bytes == 0 and msn == 1 then
+        return nil -- the RTR of RFC 6581 5.1, which is no message
+    elseif last and offset == 0 then
+        return payload_bytes > 0 and ulpdu(UNTAGGED_HEADER_BYTES):tvb() or ByteArray.new():tvb("Empty Send")
     end
-    local stream = stream_of_frame()
-    if not stream.is_kbtp then
-        if fault_of(tvb) then
-            return false
+    local from, place = end_of(pinfo.src, pinfo.src_port), pinfo.number .. " " .. msn
+    if not pinfo.visited then
+        local begun = stream.begun[from]
+        if begun == nil or begun.msn ~= msn or offset == 0 then
+            begun = { msn = msn, octets = ByteArray.new() }
+            stream.begun[from] = begun
         end
-        stream.is_kbtp = true
+        begun.octets:append(ulpdu(UNTAGGED_HEADER_BYTES):bytes())
+        if last then
+            wholes[place], stream.begun[from] = begun.octets, nil
+        end
     end
-    show(stream, tvb, pinfo, tree)
-    return true
+    return last and wholes[place] and wholes[place]:tvb("Reassembled KBTP message") or nil
 end
 
-kbtp:register_heuristic("iwarp_ddp_rdmap", dissect_send)
-
--- Connection data (profile 3): the private data of MPA Request and Reply; RFC 6581 puts four octets of its own before it.
-function kbtp.dissector(_, _, tree)
-    local found = private_data()
-    if found == nil then
-        return
+local function show_sends(stream, pinfo, tree)
+    local said = {}
+    for _, length in ipairs({ ulpdu_length() }) do
+        local ulpdu = length.source(length.offset + LENGTH_BYTES, length.value):tvb()
+        local is_send = ulpdu:len() >= UNTAGGED_HEADER_BYTES
+            and not has(ulpdu(0, 1):uint(), TAGGED)
+            and SENDS[ulpdu(1, 1):uint() % 16]
+        local message = is_send and message_of(stream, pinfo, ulpdu)
+        if message then
+            table.insert(said, show(stream, message, pinfo, tree))
+        end
     end
+    if #said > 0 then
+        pinfo.cols.protocol = "KBTP"
+        pinfo.cols.info = table.concat(said, " | ")
+    end
+end
+
+-- Connection data (profile 3): private data of MPA Request and Reply; RFC 6581 puts four octets of its own before it.
+local function show_connection_data(stream, found, tree)
     for _, at in ipairs({ 0, 4 }) do
-        if found.range:len() >= at + HEADER_BYTES and found.range(at, 4):string() == "KBTP" then
-            local stream = stream_of_frame()
+        if found.range:len() >= at + CONNECTION_DATA_BYTES and found.range(at, 4):string() == "KBTP" then
             stream.is_kbtp, stream.from_start = true, true
-            local item = tree:add(kbtp, found.range(at, HEADER_BYTES), "KBTP connection data")
+            local item = tree:add(kbtp, found.range(at, CONNECTION_DATA_BYTES), "KBTP connection data")
             item:add(f["connection.version"], found.range(at + 4, 1))
             item:add(f["connection.nonce"], found.range(at + 8, 16))
             return
@@ -540,4 +555,25 @@ function kbtp.dissector(_, _, tree)
     end
 end
 
+-- After Wireshark's own dissectors.
+function kbtp.dissector(_, pinfo, tree)
+    local data, length = private_data(), ulpdu_length()
+    if data then
+        show_connection_data(stream_of_frame(), data, tree)
+    elseif length and not marker() and stream_of_frame().is_kbtp then
+        show_sends(stream_of_frame(), pinfo, tree)
+    end
+end
+
 register_postdissector(kbtp)
+
+-- Among them: what they hand on is KBTP's, if the stream is, or if it looks like a message without a fault.
+kbtp:register_heuristic("iwarp_ddp_rdmap", function(tvb)
+    local opcodes = { rdmap_opcode() }
+    if #opcodes == 0 or not SENDS[opcodes[#opcodes].value] then
+        return false
+    end
+    local stream = stream_of_frame()
+    stream.is_kbtp = stream.is_kbtp or not fault_of(tvb)
+    return stream.is_kbtp
+end)
