@@ -97,14 +97,14 @@ def main(names: list[str]) -> int:
     if len(runs) < len(set(names)):
         print(f"no such run; there are {', '.join(run.name for run in RUNS)}", file=sys.stderr)
         return 2
-    print(f"{'run':20} {'what':44} {'states':>10} {'s':>6}")
+    print(f"{'run':22} {'what':46} {'states':>10} {'s':>6}")
     wrong, states = 0, 0
     with ThreadPoolExecutor(max_workers=WORKERS) as pool:
         for run, outcome in zip(runs, pool.map(check, runs), strict=True):
             wrong += outcome.wrong is not None
             states += outcome.states
             verdict = outcome.wrong or ("holds" if run.finds is None else f"violated, as it must be: {run.finds}")
-            start = f"{run.name:20} {run.says:44} {outcome.states:10,} {outcome.seconds:6.1f}"
+            start = f"{run.name:22} {run.says:46} {outcome.states:10,} {outcome.seconds:6.1f}"
             print(f"{start}  {'WRONG: ' if outcome.wrong else ''}{verdict}", flush=True)
     print(f"{len(runs)} runs, {states:,} states, {wrong} not as they must be")
     return 1 if wrong else 0

@@ -6,6 +6,8 @@
  * (the draft says nothing of it). Here the entry is read a third time, beside the block, and all three must be equal: then
  * the generation was VALID from the first read to the last, and the Block Offset of the second cannot be another's.
  *
+ * ASCENDING: the responder always reads the first half before the second, as both RNICs here do; then two reads are enough.
+ *
  * Property: what the reader takes for good is the data of the handle and generation it read (the assertion).
  *
  * A rule is taken out with
@@ -13,6 +15,7 @@
  *   TWO_READS      two reads of the entry, and all 16 octets compared (profile 6.3, as first written)
  *   GENERATIONS=1  one generation, over and over: 2^16 bindings and frees pass between two reads of the entry (profile 6.3
  *                  has the reader discard what took longer than 100 ms)
+ *   OWNER_WRITES   the owner writes to its sealed block through the Partition STag of a direct allocation (profile 6.12)
  */
 #define HANDLES 2
 #define BLOCKS 2
@@ -41,6 +44,9 @@ proctype Owner(byte handle) {
             valid_generation[handle] = 1 + (binding - 1) % GENERATIONS;
             printf("handle %d: VALID, generation %d\n", handle, valid_generation[handle])
         }
+#ifdef OWNER_WRITES
+        d_step { low[b] = DATA(handle, binding) + BINDINGS; printf("handle %d: block %d is written to\n", handle, b) }
+#endif
         d_step { valid_generation[handle] = 0; printf("handle %d: freed, block %d\n", handle, b) }
         in_ring[b] = true
     }
@@ -49,7 +55,9 @@ proctype Owner(byte handle) {
 inline read_entry(first_half, second_half) {
     if
     :: first_half = valid_generation[0]; second_half = block_offset[0]
+#ifndef ASCENDING
     :: second_half = block_offset[0]; first_half = valid_generation[0]
+#endif
     fi
 }
 

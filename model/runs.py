@@ -56,7 +56,8 @@ HOLDING = (
     Run("same-handle", "same_handle", "FREE and BIND of one handle"),
     Run("head", "head", "a hostile initiator and its Head"),
     Run("load", "load", "LOAD beside FREE and reuse"),
-    Run("direct-load", "direct_load", "direct load beside FREE and reuse"),
+    Run("direct-load", "direct_load", "direct load beside FREE and reuse, three reads"),
+    Run("direct-load-ascending", "direct_load", "the same, two reads in order", ("TWO_READS", "ASCENDING")),
 )
 
 WITHOUT_A_RULE = (
@@ -71,6 +72,7 @@ WITHOUT_A_RULE = (
     Run("draft-6.3", "direct_load", "draft 6.6: generations compared", ("DRAFT_6_3",), Search.SHORTEST, "first=="),
     Run("two-reads", "direct_load", "the entry read twice, 16 octets", ("TWO_READS",), Search.SHORTEST, "first=="),
     Run("old-generation", "direct_load", "generations repeat", ("GENERATIONS=1",), Search.SHORTEST, "first=="),
+    Run("owner-writes", "direct_load", "a sealed block written to", ("OWNER_WRITES",), Search.SHORTEST, "first=="),
     Run("draft-6.9", "head", "draft 3.3: Slot Offset as address", ("DRAFT_6_9",), Search.SHORTEST, "at<2"),
     Run("any-bind", "head", "BIND of a ticket nobody took", ("ANY_BIND",), Search.SHORTEST, "sequence[at]"),
     Run("two-owners", "head", "BIND while a slot is written", ("TWO_OWNERS",), Search.SHORTEST, "offered<0"),
