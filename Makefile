@@ -15,7 +15,7 @@ COVERED := wire iwarp blocks target initiator
 COVERAGE_MIN := 95
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test conformance punts soak check coverage bench mutants fuzz sanitize format clean
+.PHONY: help demo test conformance model punts soak check coverage bench mutants fuzz sanitize format clean
 .DELETE_ON_ERROR:
 
 help:  ## list these targets
@@ -50,6 +50,10 @@ SOAK_S ?= 60
 
 soak: $(VENV)/dev.stamp  ## an initiator in direct mode and an ordinary one, SOAK_S seconds over each RNIC: no wrong block
 	KBTP_SOAK_S=$(SOAK_S) $(BIN)/python -m pytest $(PYTEST_FLAGS) -s tests/system/test_direct_soak.py
+
+# Needs spin and a C compiler, and no environment.
+model:  ## the models of the ring and its races, exhaustively, with the rules and without
+	$(PYTHON) -m model
 
 check: $(VENV)/dev.stamp  ## ruff and mypy, rustfmt and clippy
 	$(BIN)/ruff check .
