@@ -15,7 +15,7 @@ COVERED := wire iwarp blocks target initiator
 COVERAGE_MIN := 95
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test punts check coverage bench mutants fuzz sanitize format clean
+.PHONY: help demo test conformance model punts soak check coverage bench mutants fuzz sanitize format clean
 .DELETE_ON_ERROR:
 
 help:  ## list these targets
@@ -46,6 +46,15 @@ test: $(VENV)/demo.stamp  ## all tests, and the coverage each package must have
 punts: $(VENV)/dev.stamp  ## the tests of initiators and systems once more, the native RNIC leaving requests to Python
 	KBTP_TEST_PUNTS=everywhere $(BIN)/python -m pytest $(PYTEST_FLAGS) -n $(JOBS) --dist=loadscope -k native/ tests/initiator tests/system
 
+SOAK_S ?= 60
+
+soak: $(VENV)/dev.stamp  ## an initiator in direct mode and an ordinary one, SOAK_S seconds over each RNIC: no wrong block
+	KBTP_SOAK_S=$(SOAK_S) $(BIN)/python -m pytest $(PYTEST_FLAGS) -s tests/system/test_direct_soak.py
+
+# Needs spin and a C compiler, and no environment.
+model:  ## the models of the ring and its races, exhaustively, with the rules and without
+	$(PYTHON) -m model
+
 check: $(VENV)/dev.stamp  ## ruff and mypy, rustfmt and clippy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -54,6 +63,11 @@ check: $(VENV)/dev.stamp  ## ruff and mypy, rustfmt and clippy
 	$(CARGO) fmt $(RUST) --all --check
 	$(CARGO) fmt --manifest-path rust/fuzz/Cargo.toml --check
 	PYO3_PYTHON=$(abspath $(BIN)/python) $(CARGO) clippy $(RUST) --quiet --locked --workspace --all-targets -- -D warnings
+
+# About two minutes. WRITE=1 writes docs/conformance.md anew instead of comparing it; what may fail and why is in conformance/expectations.toml.
+WRITE ?=
+conformance: $(VENV)/dev.stamp  ## both RNICs as target and as initiator against the suite of kbtp conformance
+	$(BIN)/python -m conformance $(if $(WRITE),--write) --junit build/conformance
 
 coverage: test  ## the tests, then line by line what they did not reach
 	$(BIN)/coverage report

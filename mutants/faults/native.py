@@ -116,7 +116,7 @@ MUTANTS = (
         "a request overtakes one on its handle that was left to Python",
         _TURNS,
         "punt: punt.or(behind.then_some(PuntReason::BehindPunt)),",
-        "punt: punt.or((behind && queue.punted > 1 << 20).then_some(PuntReason::BehindPunt)),",
+        "punt: punt.or((behind && queue.punted.len() > 1 << 20).then_some(PuntReason::BehindPunt)),",
         _TARGET_TESTS,
     ),
 )

@@ -6,6 +6,7 @@ _CHECKS = "python/kbtp/target/checks.py"
 _SEQUENCES = "python/kbtp/target/sequences.py"
 _SESSION = "python/kbtp/target/session.py"
 _IDENTITY = "python/kbtp/target/identity.py"
+_TURNS = "python/kbtp/target/turns.py"
 _TARGET = "python/kbtp/target/target.py"
 
 MUTANTS = (
@@ -127,7 +128,7 @@ MUTANTS = (
     Mutant(
         "profile 3 Same handle, same session",
         "a LOAD does not wait for an earlier STORE of its handle",
-        _SESSION,
+        _TURNS,
         "            if task.mutates:\n                return None\n",
         "",
         ("tests/target/test_turns.py",),
@@ -135,7 +136,7 @@ MUTANTS = (
     Mutant(
         "profile 3 Same handle, same session",
         "a mutating request does not wait for the LOADs before it",
-        _SESSION,
+        _TURNS,
         "return task if position == 0 or not task.mutates else None",
         "return task",
         ("tests/target/test_turns.py",),
@@ -170,8 +171,8 @@ MUTANTS = (
         "profile 2 INVALIDATE",
         "a completion does not invalidate the STag it was asked to",
         _SESSION,
-        "    if isinstance(request, Free) or not request.flags & RequestFlag.INVALIDATE:\n",
-        "    if isinstance(request, Free) or request.flags & RequestFlag.INVALIDATE:\n",
+        "    if isinstance(request, Free | Bind) or not request.flags & RequestFlag.INVALIDATE:\n",
+        "    if isinstance(request, Free | Bind) or request.flags & RequestFlag.INVALIDATE:\n",
         ("tests/target/test_completions.py",),
     ),
     Mutant(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kbtp import limits
 from kbtp.cache.eviction import DEFAULT_POLICY
@@ -14,6 +14,7 @@ from kbtp.cache.put import PutOptions
 from kbtp.cache.state import Identity, State
 from kbtp.errors import ApiMisuse
 from kbtp.initiator.session import InitiatorConfig
+from kbtp.keys import Key
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class CacheSettings:
     writer: whose blocks they are. A name makes them outlive this process by the target's linger time, and its next
         process has them back; two processes must not use one name at a time. None: a name of its own that nobody knows.
     read_only: takes no share of any target; puts are refused.
+    key: what to authenticate with at targets that have keys. Caches of different trust domains need different
+        namespaces: one cannot load what another has put.
     quota: blocks this writer may hold on each target; 0 takes the target's default.
     copies: on how many targets each value is put.
     ttl_s: how long values last unless a put says otherwise; None: until they are evicted.
@@ -34,6 +37,7 @@ class CacheSettings:
     namespace: str | bytes = b""
     writer: str | bytes | None = None
     read_only: bool = False
+    key: Key | None = None
     quota: int = 0
     copies: int = 1
     ttl_s: float | None = None
@@ -73,8 +77,10 @@ class CacheSettings:
     def session_configs(self, owner: bytes) -> list[InitiatorConfig]:
         """How to ask a target for a session: if it has no room for a writer, as a reader."""
         namespace = self.names().namespace or None
-        reader = InitiatorConfig(name="kbtp cache reader", namespace=namespace, handles=1)
+        reader = InitiatorConfig(name="kbtp cache reader", namespace=namespace, key=self.key, handles=1)
         if self.read_only:
-            return [InitiatorConfig(name="kbtp cache reader", namespace=namespace, quota=1, handles=1), reader]
-        writer = InitiatorConfig(initiator_id=owner, quota=self.quota, name="kbtp cache", namespace=namespace)
+            return [replace(reader, quota=1), reader]  # not the default quota, which others may want
+        writer = InitiatorConfig(
+            initiator_id=owner, quota=self.quota, name="kbtp cache", namespace=namespace, key=self.key
+        )
         return [writer, reader]

@@ -13,11 +13,14 @@ import click
 
 from kbtp import __version__
 from kbtp.cli.bench import bench
+from kbtp.cli.conformance import conformance
 from kbtp.cli.decode import decode
 from kbtp.cli.drain import drain
+from kbtp.cli.keys import keys
 from kbtp.cli.replay import replay
 from kbtp.cli.serve import serve
 from kbtp.cli.stat import stat
+from kbtp.cli.wireshark import wireshark
 from kbtp.errors import ApiMisuse, KbtpError
 
 
@@ -34,14 +37,17 @@ def cli(ctx: click.Context) -> None:
       kbtp serve --block-size 1MiB --pool-size 4GiB
       kbtp stat kbtp://127.0.0.1
       kbtp decode session.pcap
+      kbtp wireshark install
       kbtp bench --quick
       kbtp replay trace.jsonl --pool 25%
+      kbtp keys new target.keys
+      kbtp conformance kbtp://127.0.0.1
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
 
-for _verb in (serve, stat, decode, bench, replay, drain):
+for _verb in (serve, stat, decode, wireshark, bench, keys, replay, drain, conformance):
     cli.add_command(_verb)
 
 

@@ -1,0 +1,50 @@
+"""Targets in this process, right and wrong, and the suite run against them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from kbtp.address import Address
+from kbtp.conformance import catalogue
+from kbtp.conformance.case import Case, Role
+from kbtp.conformance.expectations import Expectations
+from kbtp.conformance.result import Result
+from kbtp.conformance.runner import TargetRunner
+from kbtp.conformance.setup import Setup
+from kbtp.rnic.reference import ReferenceOptions, ReferenceRnic
+from kbtp.target.config import TargetConfig
+from kbtp.target.server import Server
+
+SHORT_S = 0.5
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., str]]:
+    """`serve(**config)`: the URL of a target over the reference RNIC, whose rules a test can break in this process."""
+    with ExitStack() as stack:
+
+        def start(**config: Any) -> str:
+            rnic = ReferenceRnic(ReferenceOptions(mpa_request_timeout_s=SHORT_S))
+            server = Server(TargetConfig(**{"block_size_bytes": 1 << 16, "hello_timeout_s": SHORT_S, **config}), rnic)
+            address = server.listen(port=0)
+            stack.callback(server.stop)
+            server.start()
+            return str(address)
+
+        yield start
+
+
+def cases_named(*names: str) -> list[Case]:
+    """Cases of a target by group and name, each of which has to be there."""
+    every = {case.name: case for case in catalogue.cases(Role.TARGET)}
+    return [every[f"target/{name}"] for name in names]
+
+
+def run_against(url: str, cases: list[Case], **setup: Any) -> dict[str, Result]:
+    """By group and name."""
+    runner = TargetRunner(Address.parse(url), Setup(**setup), Expectations(), at_once=2)
+    return {result.case.name.partition("/")[2]: result for result in runner.run(cases)}

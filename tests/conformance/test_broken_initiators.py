@@ -1,0 +1,117 @@
+"""Initiators that are started for the suite: those that keep to the rules, those that do not, those that hang."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kbtp.address import Address
+from kbtp.conformance import initiators
+from kbtp.conformance.case import Case, Role
+from kbtp.conformance.catalogue import cases
+from kbtp.conformance.expectations import Expectations
+from kbtp.conformance.initiators import initiators_of
+from kbtp.conformance.result import Outcome, Result
+from kbtp.conformance.runner import InitiatorRunner
+from kbtp.conformance.setup import Setup
+
+WORKLOAD = [sys.executable, "-m", "kbtp.conformance.workload", "--rnic", "reference"]
+HERE = Address("127.0.0.1", 0)
+ONE_BY_ONE = Setup(has=frozenset({"no-keys", "one-by-one"}))
+
+# An initiator of the facade that lets one thing pass which it should not.
+BROKEN = """
+import dataclasses
+import sys
+from kbtp.conformance import workload
+from kbtp.initiator import connection, session
+from kbtp.types import Status
+from kbtp.wire import HelloAck
+parsed = session._parse_completion
+{fault}
+sys.exit(workload.main())
+"""
+BELIEVES_ANY_ACK = "connection.accepted = lambda config, said, message: HelloAck.parse(message)"
+BELIEVES_IN_SUCCESS = (
+    "session._parse_completion = lambda message: dataclasses.replace(parsed(message), status=Status.SUCCESS)"
+)
+
+
+def cases_named(*names: str) -> list[Case]:
+    every = {case.name: case for case in cases(Role.INITIATOR)}
+    return [every[f"initiator/{name}"] for name in names]
+
+
+def run(
+    command: list[str], names: tuple[str, ...], *, at_once: int = 2, timeout_s: float | None = None
+) -> dict[str, Result]:
+    """By group and name; `timeout_s` instead of what the cases allow themselves."""
+    named = [replace(case, timeout_s=timeout_s or case.timeout_s) for case in cases_named(*names)]
+    runner = InitiatorRunner(ONE_BY_ONE, Expectations(), initiators_of(shlex.join(command), at_once), HERE)
+    return {result.case.name.partition("/")[2]: result for result in runner.run(named)}
+
+
+def script(tmp_path: Path, text: str) -> list[str]:
+    file = tmp_path / "initiator.py"
+    file.write_text(text)
+    return [sys.executable, str(file)]
+
+
+GOOD = (
+    "initiator-requests/whole-workload",
+    "initiator-hello/hello-is-well-formed",
+    "initiator-requests/target-that-closes",
+)
+
+
+@pytest.mark.parametrize("command", [WORKLOAD, [*WORKLOAD, "{url}"]], ids=["line by line", "for each case"])
+def test_the_workload_passes(command: list[str]) -> None:
+    results = run(command, GOOD)
+    assert {name: result.outcome for name, result in results.items()} == dict.fromkeys(GOOD, Outcome.PASSED)
+
+
+@pytest.mark.parametrize(
+    ("fault", "caught_by"),
+    [
+        (BELIEVES_ANY_ACK, ("initiator-hello/ack-with-impossible-range",)),
+        (BELIEVES_IN_SUCCESS, ("initiator-requests/free-refused",)),
+    ],
+    ids=["HELLO_ACK", "statuses"],
+)
+def test_a_fault_is_caught(tmp_path: Path, fault: str, caught_by: tuple[str, ...]) -> None:
+    right = run(WORKLOAD, caught_by)
+    assert {result.outcome for result in right.values()} == {Outcome.PASSED}
+    command = [*script(tmp_path, BROKEN.format(fault=fault)), "--rnic", "reference"]
+    wrong = run(command, caught_by)
+    assert {name: result.outcome for name, result in wrong.items()} == dict.fromkeys(caught_by, Outcome.FAILED)
+
+
+def quick(name: str) -> Case:
+    """The case, of which nobody waits for the end."""
+    [case] = cases_named(name)
+    return Case(case.name, case.role, case.rules, case.title, case.run, case.needs, False, 0.5, None)
+
+
+def test_a_command_that_ends_at_once_fails_its_cases(tmp_path: Path) -> None:
+    for command in (script(tmp_path, ""), [*script(tmp_path, ""), "{url}"]):
+        runner = InitiatorRunner(ONE_BY_ONE, Expectations(), initiators_of(shlex.join(command), 1), HERE)
+        [result] = runner.run([quick("initiator-hello/hello-is-well-formed")])
+        assert (result.outcome, result.saw) == (Outcome.FAILED, "no connection in time")
+
+
+def test_a_command_that_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It connects and then neither answers nor ends: each case has a new one, which the file of process ids shows."""
+    monkeypatch.setattr(initiators, "END_OF_CASE_S", 0.1)
+    started = tmp_path / "started"
+    text = f"import os, socket, sys, threading\nopen({str(started)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
+    text += "host, port = sys.stdin.readline().strip()[7:].split(':')\n"
+    text += "one = socket.create_connection((host, int(port)))\nthreading.Event().wait()\n"
+    places = initiators_of(shlex.join(script(tmp_path, text)), 1)
+    runner = InitiatorRunner(ONE_BY_ONE, Expectations(), places, HERE)
+    results = list(runner.run([quick("initiator-hello/connection-data-is-there")] * 2))
+    assert {(result.outcome, result.expected) for result in results} == {(Outcome.FAILED, "an MPA Request")}
+    assert len(set(started.read_text().split())) == 2

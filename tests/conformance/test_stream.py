@@ -1,0 +1,157 @@
+"""The peer by hand notices what a peer under test does wrong, whatever the case looks at."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from kbtp.conformance import segments
+from kbtp.conformance.deviation import Deviation
+from kbtp.conformance.memory import Memory
+from kbtp.conformance.startup import Startup
+from kbtp.conformance.stream import Stream
+from kbtp.conformance.tcp import Deadline, Tcp
+from kbtp.iwarp.rdmap import AtomicOperation, AtomicRequest, RdmapOpcode, ReadRequest
+
+Pair = tuple[Stream, Stream]
+
+
+@pytest.fixture
+def pair() -> Iterator[Callable[..., Pair]]:
+    """`pair(markers=False)`: both ends of one stream."""
+    with ExitStack() as stack:
+
+        def connect(*, markers: bool = False, timeout_s: float = 5.0) -> Pair:
+            ends = socket.socketpair(socket.AF_UNIX)
+            for end in ends:
+                stack.callback(end.close)
+            tcps = [_UnixTcp(end, Deadline(timeout_s)) for end in ends]
+            request, reply = (Startup(markers=markers).frame(reply=reply) for reply in (False, True))
+            return Stream(tcps[0], request, reply, active=True), Stream(tcps[1], request, reply, active=False)
+
+        yield connect
+
+
+class _UnixTcp(Tcp):
+    """A socket pair has no TCP options."""
+
+    def __init__(self, sock: socket.socket, deadline: Deadline) -> None:
+        self.socket = sock
+        self.deadline = deadline
+        self.was_reset = False
+        self._pushed_back = b""
+
+
+@pytest.mark.parametrize("markers", [False, True])
+def test_messages_of_every_size_arrive(pair: Callable[..., Pair], markers: bool) -> None:
+    ours, theirs = pair(markers=markers)
+    for size in (0, 1, 1400, 1401, 5000):
+        theirs.send(bytes(range(256)) * (size // 256) + bytes(size % 256))
+        message = ours.next_send("a Send")
+        assert (message.opcode, len(message.payload)) == (RdmapOpcode.SEND, size)
+
+
+def test_reads_writes_and_atomics_of_both_sides(pair: Callable[..., Pair]) -> None:
+    ours, theirs = pair()
+    lent = ours.memory.lend(b"0123456789")
+    request = theirs.request_read(lent.stag, lent.to + 2, 5)
+    theirs.send(b"behind the Read")
+    assert ours.next_send("a Send").payload == b"behind the Read"
+    assert theirs.read_response(request) == b"23456"
+    theirs.write(lent.stag, lent.to + 8, b"ab")
+    theirs.send(b"")
+    ours.next_send("a Send")
+    assert lent.octets == b"01234567ab"
+    assert lent.touched == [(2, 5), (8, 2)]
+
+
+WRONG = {
+    "MSN": segments.send(2, b"x"),
+    "MO": segments.send(1, b"x", mo=4),
+    "DDP version": segments.untagged(RdmapOpcode.SEND, 1, b"x", ddp_version=2),
+    "RDMAP version": segments.untagged(RdmapOpcode.SEND, 1, b"x", rdmap_version=0),
+    "opcode": segments.untagged(0xD, 1, b"x"),
+    "queue": segments.untagged(RdmapOpcode.SEND, 1, b"x", qn=1),
+    "Invalidate STag": segments.untagged(RdmapOpcode.SEND, 1, b"x", ulp_word=7),
+    "size of a Read Request": segments.untagged(RdmapOpcode.READ_REQUEST, 1, bytes(27)),
+    "Read Response that nothing asked for": segments.read_response(1, 0, b"x"),
+    "short": b"\x41\x43",
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_no_message_may_be_is_noticed(pair: Callable[..., Pair], what: str) -> None:
+    ours, theirs = pair()
+    theirs.send_ulpdus(WRONG[what])
+    with pytest.raises(Deviation):
+        ours.message("a message")
+
+
+def test_a_wrong_crc_is_noticed(pair: Callable[..., Pair]) -> None:
+    ours, theirs = pair()
+    fpdu = bytearray(theirs.fpdu(segments.send(1, b"x")))
+    fpdu[-1] ^= 1
+    theirs.send_octets(bytes(fpdu))
+    with pytest.raises(Deviation, match="CRC"):
+        ours.message("a message")
+
+
+def test_terminates_and_what_follows_them(pair: Callable[..., Pair]) -> None:
+    ours, theirs = pair(timeout_s=1.0)
+    theirs.send_terminate(1, 2, 5)
+    with pytest.raises(Deviation, match="0/0/00"):
+        ours.expect_terminate((0, 0, 0))
+    ours, theirs = pair()
+    theirs.send_terminate(1, 2, 5)
+    theirs.tcp.finish()
+    assert ours.expect_terminate((0, 0, 0), (1, 2, 5)).terminate.code == 5
+    ours, theirs = pair()
+    theirs.send_terminate(1, 2, 5)
+    theirs.send(b"x")
+    with pytest.raises(Deviation, match="nothing after a Terminate"):
+        ours.expect_terminate((1, 2, 5))
+
+
+def test_no_wait_outlives_the_deadline(pair: Callable[..., Pair]) -> None:
+    ours, _ = pair(timeout_s=0.05)
+    with pytest.raises(Deviation, match="nothing within"):
+        ours.next_send("a COMPLETION")
+    ours.tcp.expect_silence("nothing is sent")
+    with pytest.raises(Deviation, match="stopped reading"):
+        ours.tcp.send(bytes(1 << 24))
+
+
+def test_an_atomic_without_its_response(pair: Callable[..., Pair]) -> None:
+    ours, theirs = pair()
+    theirs.send(b"instead")
+    with pytest.raises(Deviation, match="an Atomic Response"):
+        ours.fetch_add(1, 0, 1, 0)
+    message = theirs.message("the Atomic Request")
+    assert message is not None
+    assert AtomicRequest.parse(message.payload).operation is AtomicOperation.FETCH_ADD
+
+
+@pytest.mark.parametrize(("stag", "to", "size"), [(1, 0, 1), (0, 0xFFF, 1), (0, 0x1000, 11), (0, 0x1009, 2)], ids=str)
+def test_memory_that_was_not_lent_is_not_touched(stag: int, to: int, size: int) -> None:
+    memory = Memory()
+    lent = memory.lend(10)
+    with pytest.raises(Deviation):
+        memory.read(ReadRequest(0, 0, size, lent.stag ^ stag, to))
+    with pytest.raises(Deviation):
+        memory.write(lent.stag ^ stag, to, bytes(size))
+    assert lent.octets == bytes(10)
+
+
+def test_memory_has_the_rights_it_was_lent_with() -> None:
+    memory = Memory()
+    to_read, to_write = memory.lend(4, writable=False), memory.lend(4, readable=False)
+    with pytest.raises(Deviation):
+        memory.write(to_read.stag, to_read.to, b"x")
+    with pytest.raises(Deviation):
+        memory.read(ReadRequest(0, 0, 1, to_write.stag, to_write.to))
+    memory.take_back(to_read)
+    with pytest.raises(Deviation):
+        memory.read(ReadRequest(0, 0, 1, to_read.stag, to_read.to))
