@@ -11,15 +11,15 @@ RUST := --manifest-path rust/Cargo.toml
 RUST_SOURCES := $(shell find rust -name target -prune -o -type f -print)
 
 # Line coverage of at least this much, each by itself: an average would let one package hide behind another.
-COVERED := wire iwarp blocks target initiator
+COVERED := wire iwarp blocks target initiator cache
 COVERAGE_MIN := 95
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test conformance model punts soak check coverage bench mutants fuzz sanitize format clean
+.PHONY: help demo test conformance model punts soak check coverage bench bench-cache mutants fuzz sanitize format clean
 .DELETE_ON_ERROR:
 
 help:  ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/demo.stamp  ## a target, a prefill and a decode process share the KV cache of a small model
 	$(BIN)/python examples/demo/run.py
@@ -78,6 +78,13 @@ BENCH_OUT := build/bench
 
 bench: $(VENV)/bench.stamp $(VENV)/floor  ## kbtp beside bare sockets and what else is installed, and what must hold
 	$(BIN)/python -m bench --floor $(VENV)/floor --json $(BENCH_OUT)/figures.json --plot $(BENCH_OUT)/figures.png $(BENCH_FLAGS)
+
+# A quarter of an hour too. TRACES are files as `kbtp replay` reads them; without them the line about traces does not hold.
+TRACES ?=
+BENCH_CACHE_FLAGS ?=
+
+bench-cache: $(VENV)/bench.stamp  ## what must hold of the keyed cache; TRACES="FILE..." has it replay them
+	$(BIN)/python -m bench.cache --json $(BENCH_OUT)/cache.json $(BENCH_CACHE_FLAGS) $(TRACES)
 
 # Some minutes; MUTANTS_FLAGS="--match 'profile 6'" plants a part of them.
 MUTANTS_FLAGS ?=
