@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -90,7 +91,27 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             process.kill()
 
 
-KINDS = ("memory", "valkey", "cluster", "valkey, asyncio", "cluster, asyncio")
+@pytest.fixture(scope="module")
+def sentinel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One Sentinel, and the primary it watches."""
+    folder: Path = tmp_path_factory.mktemp("sentinel")
+    primary, port = _free_port("127.0.0.1"), _free_port("127.0.0.1")
+    file = folder / "sentinel.conf"
+    file.write_text(f"port {port}\nbind 127.0.0.1\nsentinel monitor index 127.0.0.1 {primary} 1\n")
+    with ExitStack() as stack:
+        for command in (
+            [_program(), "--port", str(primary), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)],
+            [_program(), str(file), "--sentinel", "--dir", str(folder)],
+        ):
+            process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            while not re.search("Ready to accept|[+]monitor", process.stdout.readline()):
+                assert process.poll() is None
+        yield f"valkey+sentinel://127.0.0.1:{port}/index"
+
+
+KINDS = ("memory", "valkey", "cluster", "valkey, asyncio", "cluster, asyncio", "sentinel", "sentinel, asyncio")
 
 
 @pytest.fixture(params=KINDS)
@@ -99,7 +120,8 @@ def perform(request: pytest.FixtureRequest) -> Iterator[Perform]:
     if kind == "memory":
         yield MemoryIndex(time.monotonic).perform
         return
-    url = request.getfixturevalue("cluster" if kind.startswith("cluster") else "single")
+    fixture = {"valkey": "single"}.get(kind.partition(",")[0], kind.partition(",")[0])
+    url = request.getfixturevalue(fixture)
     index = FromAsyncio(url) if kind.endswith("asyncio") else open_index(url, limits.CACHE_TIMEOUT_S)
     _, entries = index.perform(Scan(NAMES.fingerprint))
     index.perform(Discard([name for name, _ in entries]))

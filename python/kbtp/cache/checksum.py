@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-import crc32c
-
 from kbtp.limits import CACHE_LOAD_CHUNK_BYTES
 from kbtp.types import BlockRef
 
@@ -13,6 +11,8 @@ Value = tuple[Sequence[BlockRef], Sequence[memoryview]]
 
 
 def checksum(pieces: Iterable[memoryview]) -> int:
+    import crc32c  # here: who imports `kbtp` for a session over the native RNIC can do without it
+
     value = 0
     for piece in pieces:
         value = crc32c.crc32c(piece, value)

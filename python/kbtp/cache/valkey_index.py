@@ -94,6 +94,7 @@ class ValkeyIndex:
         self._opened = _Opened(url, timeout_s)
         self._guard = _Guard()
         self._client: Any = None
+        self._sentinels: list[Any] = []
 
     def perform(self, step: IndexStep) -> Any:
         self._guard.check()
@@ -110,6 +111,10 @@ class ValkeyIndex:
     def close(self) -> None:
         if self._client is not None:
             self._client.close()
+            if self._sentinels:  # a client that they chose the server for leaves its connections to them
+                self._client.connection_pool.disconnect()
+        for one in self._sentinels:
+            one.close()
 
     def _perform(self, step: IndexStep) -> Any:
         if self._client is None:
@@ -128,6 +133,7 @@ class ValkeyIndex:
             return valkey.cluster.ValkeyCluster.from_url(opened.url, **opened.options)  # type: ignore[no-untyped-call]
         if opened.kind == "sentinel":
             sentinel: Any = valkey.sentinel.Sentinel(opened.sentinels, **opened.options)  # type: ignore[no-untyped-call]
+            self._sentinels = list(sentinel.sentinels)
             return sentinel.master_for(opened.service, **opened.options)
         return valkey.Valkey.from_url(opened.url, **opened.options)
 
@@ -183,6 +189,7 @@ class AsyncValkeyIndex:
         self._opened = _Opened(url, timeout_s)
         self._guard = _Guard()
         self._client: Any = None
+        self._sentinels: list[Any] = []
 
     async def perform(self, step: IndexStep) -> Any:
         self._guard.check()
@@ -199,6 +206,10 @@ class AsyncValkeyIndex:
     async def close(self) -> None:
         if self._client is not None:
             await self._client.aclose()
+            if self._sentinels:  # see `ValkeyIndex.close`
+                await self._client.connection_pool.disconnect()
+        for one in self._sentinels:
+            await one.aclose()
 
     async def _perform(self, step: IndexStep) -> Any:
         if self._client is None:
@@ -217,6 +228,7 @@ class AsyncValkeyIndex:
             return valkey.asyncio.cluster.ValkeyCluster.from_url(opened.url, **opened.options)
         if opened.kind == "sentinel":
             sentinel: Any = valkey.asyncio.sentinel.Sentinel(opened.sentinels, **opened.options)  # type: ignore[no-untyped-call]
+            self._sentinels = list(sentinel.sentinels)
             return sentinel.master_for(opened.service, **opened.options)
         return valkey.asyncio.Valkey.from_url(opened.url, **opened.options)
 
