@@ -145,6 +145,7 @@ CACHE_TARGETS_REFRESH_S = 5.0  # age at which the list of targets is read again
 CACHE_BEAT_S = 2.0  # how often a target announces itself
 CACHE_BEAT_TTL_S = 10.0  # and how long that counts
 CACHE_LOOKUP_MAX_NAMES = 4096  # in one command of the index
+CACHE_SWEEP_S = 10.0  # how often a writer looks through a page of the index for records of blocks that are gone
 CACHE_MAIL_MAX = 8192  # names a reader remembers to tell an owner, and that wait for an owner
 CACHE_MAIL_TTL_S = 3600
 CACHE_FREE_BATCH = 4096

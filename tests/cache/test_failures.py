@@ -142,6 +142,26 @@ def test_a_session_lost_in_the_middle_of_a_put_is_swept(open_cache: OpenCache, t
     assert cache.contains(b"kept")
 
 
+def test_records_of_writers_that_have_gone_are_swept(
+    open_cache: OpenCache, serve: Callable[..., WatchedServer], index: MemoryIndex, clock: Clock
+) -> None:
+    """Nobody asks for them, so nobody else would remove them."""
+    target = serve(linger_s=0)
+    gone, lives = open_cache(targets=[target.url], clock=clock), open_cache(targets=[target.url], clock=clock)
+    writer = open_cache(targets=[target.url], clock=clock)
+    gone.put_many([b"1", b"2"], [b"value"] * 2)
+    lives.put(b"3", b"value")
+    gone.close()
+    assert target.wait_until(lambda: target.used_blocks == 1)
+    writer.put(b"4", b"value")
+    assert len(index._records) == 4
+    clock.now_s += 11
+    writer.put(b"5", b"value")
+    assert writer.counters.stale_records == 2
+    assert [writer.contains(key) for key in (b"1", b"2", b"3", b"4", b"5")] == [False, False, True, True, True]
+    assert len(index._records) == 3
+
+
 # --- targets -------------------------------------------------------------------------------------
 
 

@@ -187,6 +187,16 @@ def test_a_scan_finds_the_namespace_and_no_other(perform: Perform) -> None:
     perform(Discard([other]))
 
 
+def test_a_scan_goes_page_by_page(perform: Perform) -> None:
+    names = {NAMES.of(b"%d" % number) for number in range(3000)}
+    perform(Publish([(name, b"record") for name in names]))
+    cursor, found = perform(Scan(NAMES.fingerprint))
+    while cursor:
+        cursor, more = perform(Scan(NAMES.fingerprint, cursor))
+        found += more
+    assert {name for name, _ in found} == names
+
+
 def test_mail_is_read_once(perform: Perform) -> None:
     perform(Lookup([A], touched={OWNER: [A, B]}))
     perform(Tell(OWNER, [C]))

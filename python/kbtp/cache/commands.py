@@ -64,6 +64,21 @@ end
 return out
 """
 )
+# The same, with the time to live in ms, 0 for none, in the place of whether pins are heeded.
+_PUBLISH = """
+local out = {}
+for i = 1, #KEYS, 2 do
+    local place = (i + 1) / 2
+    local record = redis.call('GET', KEYS[i])
+    if record then out[place] = record == ARGV[place + 1] and 1 or 0
+    else
+        if ARGV[1] == '0' then redis.call('SET', KEYS[i], ARGV[place + 1])
+        else redis.call('SET', KEYS[i], ARGV[place + 1], 'PX', ARGV[1]) end
+        out[place] = 1
+    end
+end
+return out
+"""
 _REMOVALS = (Removal.GONE, Removal.PINNED, Removal.REMOVED)
 # KEYS: record, pins; ARGV: holder, ms.
 _PIN = (
@@ -170,26 +185,22 @@ def _lookup(step: Lookup) -> Exchange:
 
 
 def _publish(entries: Sequence[Entry], ttl_ms: int | None) -> Exchange:
-    if not entries:
-        return []
-    expiry = () if ttl_ms is None else ("PX", ttl_ms)
-    won = [bool(reply) for reply in (yield [("SET", record_key(n), r, "NX", *expiry) for n, r in entries])]
-    lost = [place for place, first in enumerate(won) if not first]
-    if lost:  # to be told so at the second try of one that had worked would cost the value its blocks
-        [there] = yield [("MGET", *(record_key(entries[place][0]) for place in lost))]
-        for place, record in zip(lost, there, strict=True):
-            won[place] = record == entries[place][1]
-    return won
+    return [bool(number) for number in (yield from _on_each(_PUBLISH, entries, ttl_ms or 0))]
 
 
 def _remove(step: Remove) -> Exchange:
-    removals: list[Removal] = []
-    for at in range(0, len(step.entries), limits.CACHE_LOOKUP_MAX_NAMES):
-        some = step.entries[at : at + limits.CACHE_LOOKUP_MAX_NAMES]
+    return [_REMOVALS[number] for number in (yield from _on_each(_REMOVE, step.entries, int(step.spare_pinned)))]
+
+
+def _on_each(script: str, entries: Sequence[Entry], argument: int) -> Exchange:
+    """One number for each entry, by a script that takes the keys of any of them, and may be run for each by itself."""
+    numbers: list[int] = []
+    for at in range(0, len(entries), limits.CACHE_LOOKUP_MAX_NAMES):
+        some = entries[at : at + limits.CACHE_LOOKUP_MAX_NAMES]
         keys = [key for name, _ in some for key in (record_key(name), _pins(name))]
-        [reply] = yield [("EVAL", _REMOVE, len(keys), *keys, int(step.spare_pinned), *(record for _, record in some))]
-        removals += [_REMOVALS[number] for number in reply]
-    return removals
+        [reply] = yield [("EVAL", script, len(keys), *keys, argument, *(record for _, record in some))]
+        numbers += reply
+    return numbers
 
 
 def _discard(names: Sequence[bytes]) -> Exchange:

@@ -38,6 +38,8 @@ class State:
         self.shares: dict[int, Share] = {}
         self.targets: dict[int, Announcement] = {}
         self.targets_read_at_s = -math.inf
+        self.swept_at_s: float | None = None
+        self.sweep_cursor = 0
         self.life: bytes | None = None
         self.must_announce = False
         """The index has lost our records."""
@@ -83,6 +85,15 @@ class State:
             self.counters.bad_records += 1
             log.warning("a record that cannot be read: %s", error)
             return None
+
+    def sweep_is_due(self, now_s: float) -> bool:
+        """Now and then; counted from the first put on."""
+        if self.swept_at_s is None:
+            self.swept_at_s = now_s
+        due = now_s - self.swept_at_s >= limits.CACHE_SWEEP_S
+        if due:
+            self.swept_at_s = now_s
+        return due
 
     # --- targets -------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from itertools import islice
 
 from kbtp import limits
 from kbtp.cache.announcement import Announcement
+from kbtp.cache.record import Copy
 from kbtp.cache.share import Held, Share
 from kbtp.cache.state import State, log
 from kbtp.cache.steps import Entry, Free, ListTargets, Load, Loaded, LoadJob, Open, Plan, Publish, Removal, Remove, Scan
@@ -26,6 +27,8 @@ def keep_up(state: State, now_s: float) -> Plan[None]:
     if state.must_announce:
         yield from announce_again(state, now_s)
     yield from free_orphans(state)
+    if state.sweep_is_due(now_s):
+        yield from sweep(state)
 
 
 def remove_unsure(state: State) -> Plan[None]:
@@ -91,21 +94,58 @@ def _adopt(state: State, share: Share) -> Plan[None]:
 
 
 def _adopt_bound(state: State, share: Share, found: Sequence[tuple[bytes, Held]]) -> Plan[None]:
-    """Hold those whose blocks are all bound as recorded: a LOAD into no memory tells, and moves nothing."""
+    """Hold those whose blocks are all bound as recorded."""
     target = state.targets.get(share.incarnation)
     if not found or target is None:
         return
-    nowhere = memoryview(b"")
-    values = [(held.refs, [nowhere] * len(held.refs)) for _, held in found]
-    loaded: Loaded | None = (yield Load({share.incarnation: LoadJob(target, values)}, False))[share.incarnation]
-    if loaded is None:
-        return
+    bound = yield from _bound(target, [held.refs for _, held in found])
     stale = []
-    for (name, held), (results, at) in zip(found, loaded.places, strict=True):
-        if all(result.status is Status.LENGTH_ERROR for result in results[at : at + len(held.refs)]):
+    for (name, held), is_bound in zip(found, bound, strict=True):
+        if is_bound:
             share.hold(name, held)
-        else:
+        elif is_bound is not None:
             stale.append((name, held.record))
+    state.counters.stale_records += len(stale)
+    yield Remove(stale)
+
+
+def _bound(target: Announcement, values: Sequence[Sequence[BlockRef]]) -> Plan[list[bool | None]]:
+    """Whether all blocks of each value are bound as recorded, None where the target does not say.
+
+    A LOAD into no memory moves nothing, and is refused for the length alone if all else is right.
+    """
+    nowhere = memoryview(b"")
+    job = LoadJob(target, [(refs, [nowhere] * len(refs)) for refs in values])
+    loaded: Loaded | None = (yield Load({target.incarnation: job}, False))[target.incarnation]
+    if loaded is None:
+        return [None] * len(values)
+    said: list[bool | None] = []
+    for refs, (results, at) in zip(values, loaded.places, strict=True):
+        statuses = {result.status for result in results[at : at + len(refs)]}
+        said.append(None if None in statuses else statuses == {Status.LENGTH_ERROR})
+    return said
+
+
+def sweep(state: State) -> Plan[None]:
+    """Look through a part of the namespace's records for such as name blocks of writers that have gone.
+
+    A get would remove them too, but nobody need ever ask for them. The next sweep goes on where this one ends.
+    """
+    state.sweep_cursor, entries = yield Scan(state.identity.fingerprint, state.sweep_cursor)
+    stale: list[Entry] = []
+    by_target: dict[int, list[tuple[Entry, Copy]]] = {}
+    for entry in entries:
+        record = state.parsed(entry[1])
+        if record is None or not record.copies or record.owner == state.owner:
+            continue
+        there = [copy for copy in record.copies if copy.incarnation in state.targets]
+        if there:
+            by_target.setdefault(there[0].incarnation, []).append((entry, there[0]))
+        else:
+            stale.append(entry)
+    for incarnation, asked in by_target.items():
+        bound = yield from _bound(state.targets[incarnation], [copy.refs for _, copy in asked])
+        stale += [entry for (entry, _), is_bound in zip(asked, bound, strict=True) if is_bound is False]
     state.counters.stale_records += len(stale)
     yield Remove(stale)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -31,7 +31,7 @@ from kbtp.errors import ApiMisuse
 _SENTINEL_PORT = 26379
 _SCHEMES = ("valkey", "valkeys", "redis", "rediss", "unix")
 # What a pipeline of the cluster client refuses, or sends to one node only: these go by themselves.
-_ALONE_IN_CLUSTER = frozenset(("MGET", "EVAL", "SCAN"))
+_ALONE_IN_CLUSTER = frozenset(("MGET", "SCAN"))
 _FAILURES = (valkey.ValkeyError, OSError)
 
 
@@ -152,34 +152,71 @@ class ValkeyIndex:
 
 def _in_cluster(client: Any, commands: Sequence[Command]) -> list[Any]:
     replies: list[Any] = [None] * len(commands)
-    together = [place for place, command in enumerate(commands) if command[0] not in _ALONE_IN_CLUSTER]
-    if together:
+    single = _Single(commands)
+    if single.commands:
         pipeline = client.pipeline()
-        for place in together:
-            pipeline.execute_command(*commands[place])
-        for place, reply in zip(together, pipeline.execute(), strict=True):
-            replies[place] = reply
+        for command in single.commands:
+            pipeline.execute_command(*command)
+        single.answer(pipeline.execute(), replies)
     for place, command in enumerate(commands):
         if command[0] == "MGET":
             replies[place] = client.mget_nonatomic(command[1:])
         elif command[0] == "SCAN":
-            replies[place] = 0, list(client.scan_iter(match=command[3], count=command[5]))
-        elif command[0] == "EVAL":
-            replies[place] = _by_slot(command, client.execute_command)
+            node, there = _node_of(client, command)
+            replies[place] = _scanned(client, command, client.execute_command(*there, target_nodes=node))
     return replies
 
 
-def _by_slot(command: Command, execute: Callable[..., Any]) -> Any:
-    """A script on the keys of many names, once for each: no two of them need be on one node."""
+class _Single:
+    """What a pipeline of a cluster can carry of some commands, scripts on many names as one for each name."""
+
+    def __init__(self, commands: Sequence[Command]) -> None:
+        self.commands: list[Command] = []
+        self._places: list[tuple[int, bool]] = []
+        for place, command in enumerate(commands):
+            if command[0] in _ALONE_IN_CLUSTER:
+                continue
+            parts = _by_slot(command)
+            self.commands += parts or [command]
+            self._places += [(place, bool(parts))] * len(parts or [command])
+
+    def answer(self, answers: Sequence[Any], replies: list[Any]) -> None:
+        for (place, is_part), answer in zip(self._places, answers, strict=True):
+            replies[place] = [*(replies[place] or []), *answer] if is_part else answer
+
+
+def _by_slot(command: Command) -> list[Command]:
+    """A script on the keys of many names, once for each: no two of them need be on one node. Empty if it is none."""
+    if command[0] != "EVAL" or command[2] <= 2:
+        return []
     eval_, script, key_count, *rest = command
-    keys, arguments = rest[:key_count], rest[key_count:]
-    if key_count <= 2:
-        return execute(*command)
-    first, records = arguments[0], arguments[1:]
+    keys, first, records = rest[:key_count], rest[key_count], rest[key_count + 1 :]
     return [
-        execute(eval_, script, 2, keys[2 * place], keys[2 * place + 1], first, record)[0]
-        for place, record in enumerate(records)
+        (eval_, script, 2, keys[2 * place], keys[2 * place + 1], first, record) for place, record in enumerate(records)
     ]
+
+
+# A cursor over a whole cluster: that of one node, and which of the primaries, by name, that is.
+_NODE_BITS = 16
+
+
+def _primaries(client: Any) -> list[Any]:
+    return sorted(client.get_primaries(), key=lambda node: str(node.name))
+
+
+def _node_of(client: Any, command: Command) -> tuple[Any, Command]:
+    """The node to ask next, and the command with its own cursor."""
+    nodes, number = _primaries(client), command[1] & ((1 << _NODE_BITS) - 1)
+    # Where nodes have gone meanwhile the last one is asked again: a scan is no promise in a cluster that changes.
+    return nodes[min(number, len(nodes) - 1)], ("SCAN", command[1] >> _NODE_BITS, *command[2:])
+
+
+def _scanned(client: Any, command: Command, reply: Any) -> tuple[int, Sequence[bytes]]:
+    cursors, keys = reply
+    cursor, number = next(iter(cursors.values())), command[1] & ((1 << _NODE_BITS) - 1)
+    if not cursor:
+        number = number + 1 if number + 1 < len(_primaries(client)) else 0
+    return cursor << _NODE_BITS | number, keys
 
 
 class AsyncValkeyIndex:
@@ -235,7 +272,7 @@ class AsyncValkeyIndex:
     async def _send(self, commands: Sequence[Command]) -> list[Any]:
         client = self._client
         if self._opened.kind == "cluster":
-            return [await self._one_in_cluster(command) for command in commands]
+            return await self._in_cluster(commands)
         if len(commands) == 1:
             return [await client.execute_command(*commands[0])]
         pipeline = client.pipeline(transaction=False)
@@ -244,17 +281,20 @@ class AsyncValkeyIndex:
         replies: list[Any] = await pipeline.execute()
         return replies
 
-    async def _one_in_cluster(self, command: Command) -> Any:
+    async def _in_cluster(self, commands: Sequence[Command]) -> list[Any]:
         client = self._client
-        if command[0] == "MGET":
-            return await client.mget_nonatomic(command[1:])
-        if command[0] == "SCAN":
-            return 0, [key async for key in client.scan_iter(match=command[3], count=command[5])]
-        if command[0] != "EVAL" or command[2] <= 2:
-            return await client.execute_command(*command)
-        eval_, script, key_count, *rest = command
-        keys, first, records = rest[:key_count], rest[key_count], rest[key_count + 1 :]
-        return [
-            (await client.execute_command(eval_, script, 2, keys[2 * at], keys[2 * at + 1], first, record))[0]
-            for at, record in enumerate(records)
-        ]
+        await client.initialize()
+        replies: list[Any] = [None] * len(commands)
+        single = _Single(commands)
+        if single.commands:
+            pipeline = client.pipeline()
+            for command in single.commands:
+                pipeline.execute_command(*command)
+            single.answer(await pipeline.execute(), replies)
+        for place, command in enumerate(commands):
+            if command[0] == "MGET":
+                replies[place] = await client.mget_nonatomic(command[1:])
+            elif command[0] == "SCAN":
+                node, there = _node_of(client, command)
+                replies[place] = _scanned(client, command, await client.execute_command(*there, target_nodes=node))
+        return replies
