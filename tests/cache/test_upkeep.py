@@ -1,0 +1,151 @@
+"""What is done besides: announcing, registering with targets that are there already, targets cut alike."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kbtp.cache import Cache, IndexUnavailable, MemoryIndex, Outcome
+from kbtp.cache.announcement import Announcement
+from kbtp.cache.announcer import Announcer
+from kbtp.cache.backoff import Backoff
+from kbtp.cache.drain import drain_target
+from kbtp.cache.keys import Names
+from kbtp.cache.steps import Announce, IndexStep, ListTargets, Publish, Withdraw
+from kbtp.errors import ApiMisuse
+from kbtp.limits import CACHE_BACKOFF_MAX_S, CACHE_BACKOFF_MIN_S
+
+from .conftest import BLOCK_BYTES, Clock, WatchedServer
+
+OpenCache = Callable[..., Cache]
+TARGET = Announcement(5, "kbtp://10.0.0.1", 4096, 16)
+
+
+class Flaky(MemoryIndex):
+    """Refuses announcements while `fails`; tells of each try."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.fails = False
+        self.tries = threading.Semaphore(0)
+        super().__init__(clock)
+
+    def perform(self, step: IndexStep) -> Any:
+        if isinstance(step, Announce | Withdraw):
+            self.tries.release()
+            if self.fails:
+                raise IndexUnavailable("no answer")
+        return super().perform(step)
+
+
+def test_a_target_announces_itself_again_and_again(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    index = Flaky(clock)
+    index.fails = True
+    with caplog.at_level(logging.INFO, "kbtp.index"):
+        announcer = Announcer(index, TARGET, beat_s=0.001)
+        for _ in range(3):
+            assert index.tries.acquire(timeout=10)
+        index.fails = False
+        for _ in range(3):
+            assert index.tries.acquire(timeout=10)
+        assert index.perform(ListTargets()) == [TARGET]
+        announcer.close()
+        announcer.close()
+    assert index.perform(ListTargets()) == []
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+
+def test_an_index_that_is_away_at_the_end_is_no_error(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    index = Flaky(clock)
+    announcer = Announcer(index, TARGET, beat_s=1000)
+    index.fails = True
+    announcer.close()
+    assert "is not withdrawn" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "octets", [b"", b"{}", b'{"incarnation": 0, "url": "x", "block_bytes": 1, "pool_blocks": 1}', b"[1]"]
+)
+def test_what_is_no_announcement(octets: bytes) -> None:
+    with pytest.raises(ApiMisuse, match="an announcement in the index cannot be read"):
+        Announcement.parse(octets)
+
+
+def test_an_announcement_is_read_as_it_was_written() -> None:
+    assert Announcement.parse(TARGET.pack()) == TARGET
+
+
+def test_backoff_doubles_up_to_a_cap() -> None:
+    backoff, now_s, pauses = Backoff(), 100.0, []
+    assert backoff.may_try(now_s)
+    for _ in range(10):
+        backoff.failed(now_s)
+        pause_s = CACHE_BACKOFF_MIN_S
+        while not backoff.may_try(now_s + pause_s):
+            pause_s *= 2
+        pauses.append(pause_s)
+        now_s += pause_s
+    assert pauses[:3] == [CACHE_BACKOFF_MIN_S, 2 * CACHE_BACKOFF_MIN_S, 4 * CACHE_BACKOFF_MIN_S]
+    assert pauses[-1] <= 2 * CACHE_BACKOFF_MAX_S
+    backoff.worked()
+    assert backoff.may_try(now_s)
+
+
+def test_a_buffer_is_registered_with_sessions_that_are_open(cache: Cache) -> None:
+    cache.put(b"key", b"value")
+    memory = bytearray(2 * BLOCK_BYTES)
+    registration = cache.register(memory)
+    assert cache.get_into(b"key", memoryview(memory)[BLOCK_BYTES:]) == 5
+    assert bytes(memory[BLOCK_BYTES : BLOCK_BYTES + 5]) == b"value"
+    registration.revoke()
+    registration.revoke()
+    with pytest.raises(ApiMisuse):
+        cache.register(7)
+
+
+def test_copies_are_cut_alike(open_cache: OpenCache, serve: Callable[..., WatchedServer]) -> None:
+    """Of targets with blocks of different sizes only those like the first one get copies."""
+    targets = [serve(quota=16, block_size_bytes=size * BLOCK_BYTES) for size in (1, 1, 2)]
+    cache = open_cache(targets=[target.url for target in targets], copies=3)
+    keys = [b"%d" % number for number in range(6)]
+    assert all(item.ok for item in cache.put_many(keys, [bytes(100)] * 6))
+    assert all(item.ok for item in cache.get_many_into(keys, [bytearray(100) for _ in keys]))
+    assert sum(target.used_blocks for target in targets) <= 12
+
+
+def test_a_pinned_share_takes_what_fits(open_cache: OpenCache) -> None:
+    cache = open_cache()
+    cache.put(b"pinned", bytes(3 * BLOCK_BYTES))
+    cache.pin([b"pinned"], 100)
+    items = cache.put_many([b"a", b"b"], [bytes(BLOCK_BYTES)] * 2)
+    assert sorted(item.outcome.value for item in items) == ["no space", "stored"]
+
+
+def test_a_drain_leaves_what_it_cannot_read(
+    open_cache: OpenCache, index: MemoryIndex, target: WatchedServer, clock: Clock
+) -> None:
+    about = Announcement(target.target.incarnation, target.url, BLOCK_BYTES, 16)
+    index.perform(Announce(about))
+    cache = open_cache(targets=None)
+    cache.put(b"key", b"value")
+    index.perform(Publish([(Names().of(b"later"), b"\x02 a later version")]))
+    assert drain_target(index, target.url) == 1
+    assert not cache.contains(b"key")
+    assert cache.put(b"key", b"value") is Outcome.STORED  # it has not heard of it yet
+    clock.now_s += 6
+    index.perform(Announce(about))
+    assert drain_target(index, target.url, undo=True) == 0
+
+
+def test_large_values_are_checked_by_another_thread(open_cache: OpenCache, serve: Callable[..., WatchedServer]) -> None:
+    large = serve(block_size_bytes=1 << 20, pool_blocks=32, quota=32)
+    cache = open_cache(targets=[large.url])
+    values = [bytes([place]) * (3 << 20) for place in range(8)]
+    keys = [b"%d" % place for place in range(8)]
+    assert all(item.ok for item in cache.put_many(keys, values))
+    into = [bytearray(3 << 20) for _ in keys]
+    assert all(item.ok for item in cache.get_many_into(keys, into))
+    assert into == values
