@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, TypeVar
 
@@ -41,6 +41,26 @@ class Link:
         self.regions: dict[int, MemoryRegion] = {}
 
 
+class _Threads:
+    """A pool that is there from its first use on."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+
+    def get(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(limits.CACHE_COPIES_MAX, thread_name_prefix="kbtp-cache")
+            return self._pool
+
+    def close(self) -> None:
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown()
+
+
 class Links:
     """All targets of one cache."""
 
@@ -53,7 +73,9 @@ class Links:
         self._lock = threading.Lock()
         self._links: dict[str, Link] = {}
         self._buffers: dict[int, object] = {}
-        self._pool: ThreadPoolExecutor | None = None
+        self._threads = _Threads()
+        # Of their own: what waits for them may fill the others.
+        self._checking = _Threads()
 
     # --- steps ---------------------------------------------------------------------------------
 
@@ -78,17 +100,17 @@ class Links:
                 found.append(Announcement(terms.incarnation, url, terms.block_size_bytes, terms.pool_blocks))
         return found
 
-    def _threads(self) -> ThreadPoolExecutor:
-        with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(2 * limits.CACHE_COPIES_MAX, thread_name_prefix="kbtp-cache")
-            return self._pool
-
     def _each(self, jobs: Mapping[int, Any], run: Callable[[int, Any], _T]) -> dict[int, _T]:
         """All targets at once, if there are several."""
         if len(jobs) <= 1:
             return {incarnation: run(incarnation, job) for incarnation, job in jobs.items()}
-        running = {incarnation: self._threads().submit(run, incarnation, job) for incarnation, job in jobs.items()}
+        threads = self._threads.get()
+        running = {incarnation: threads.submit(run, incarnation, job) for incarnation, job in jobs.items()}
+        try:
+            wait(running.values())
+        except BaseException:  # buffers are the caller's again only when all have ended, as they do in time
+            wait(running.values())
+            raise
         return {incarnation: future.result() for incarnation, future in running.items()}
 
     def _session(self, target: Announcement) -> Session | None:
@@ -112,7 +134,7 @@ class Links:
                 loaded.places.append((results, at))
                 at += len(of_value)
             if with_checksums and number < len(parts) - 1:
-                taken.append(self._threads().submit(checksums, values))
+                taken.append(self._checking.get().submit(checksums, values))
             elif with_checksums:
                 mine = checksums(values)
                 loaded.checksums.extend([one for future in taken for one in future.result()] + mine)
@@ -122,7 +144,7 @@ class Links:
         values = [((), (view,)) for view in step.values]
         aside = None
         if sum(map(len, step.values)) >= limits.CACHE_ASIDE_BYTES:
-            aside = self._threads().submit(checksums, values)
+            aside = self._checking.get().submit(checksums, values)
         results = self._each(step.jobs, lambda inc, job: self._in_session(inc, job[0], "alloc_store_many", job[1]))
         return Stored(results, aside.result() if aside is not None else checksums(values))
 
@@ -249,9 +271,8 @@ class Links:
     def close(self) -> None:
         with self._lock:
             links, self._links = list(self._links.values()), {}
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown()
+        self._threads.close()
+        self._checking.close()
         for link in links:
             if link.client is not None:
                 link.client.close()
