@@ -244,6 +244,19 @@ def test_records_expire(perform: Perform) -> None:
         assert time.monotonic() < deadline_s
 
 
+def test_a_local_socket(tmp_path: Path) -> None:
+    path = tmp_path / "index.sock"
+    command = [_program(), "--port", "0", "--unixsocket", str(path), "--save", "", "--dir", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while "Ready to accept" not in process.stdout.readline() and not path.exists():
+            assert process.poll() is None
+        index = open_index(f"unix://{path}", limits.CACHE_TIMEOUT_S)
+        assert index.perform(Publish([(A, b"1")])) == [True]
+        index.close()
+        process.kill()
+
+
 # --- where it is ---------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -61,6 +62,40 @@ class _Opened:
                 self.sentinels.append((parts.hostname or "", parts.port or _SENTINEL_PORT))
             if not self.service or not all(host for host, _ in self.sentinels):
                 raise ApiMisuse(f"{url!r}: expected valkey+sentinel://HOST:PORT[,HOST:PORT]/SERVICE")
+
+
+class _Looks:
+    """Looks for an answer for a while before it sleeps, as an RNIC does: that halves a round trip."""
+
+    def read_response(self, *arguments: Any, **options: Any) -> Any:
+        until_s = time.perf_counter() + _SPIN_S
+        while not self.can_read(0) and time.perf_counter() < until_s:  # type: ignore[attr-defined]
+            pass
+        return super().read_response(*arguments, **options)  # type: ignore[misc]
+
+
+class _Connection(_Looks, valkey.Connection):
+    pass
+
+
+class _TlsConnection(_Looks, valkey.SSLConnection):
+    pass
+
+
+class _UnixConnection(_Looks, valkey.UnixDomainSocketConnection):
+    pass
+
+
+_LOOKING = {"valkey": _Connection, "valkeys": _TlsConnection, "unix": _UnixConnection}
+
+
+def _spin_s() -> float:
+    """What KBTP_SPIN_US says, as for the native RNIC; on one processor nothing comes while we look."""
+    wanted = os.environ.get("KBTP_SPIN_US") or str(limits.RNIC_SPIN_US)
+    return int(wanted) / 1e6 if wanted.isdigit() and (os.cpu_count() or 1) > 1 else 0.0
+
+
+_SPIN_S = _spin_s()
 
 
 class _Guard:
@@ -135,7 +170,8 @@ class ValkeyIndex:
             sentinel: Any = valkey.sentinel.Sentinel(opened.sentinels, **opened.options)  # type: ignore[no-untyped-call]
             self._sentinels = list(sentinel.sentinels)
             return sentinel.master_for(opened.service, **opened.options)
-        return valkey.Valkey.from_url(opened.url, **opened.options)
+        looking = _LOOKING[urlsplit(opened.url).scheme]
+        return valkey.Valkey.from_url(opened.url, connection_class=looking, **opened.options)
 
     def _send(self, commands: Sequence[Command]) -> list[Any]:
         client = self._client
