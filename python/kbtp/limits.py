@@ -135,7 +135,7 @@ DIRECT_SLOT_WAIT_MAX_S = 0.05
 
 # --- the cache ---
 CACHE_KEY_MAX_BYTES = 64 * 1024
-CACHE_RECORD_MAX_BLOCKS = 1 << 20  # of one value, all copies together
+CACHE_RECORD_MAX_BLOCKS = 1 << 20  # of one value
 CACHE_COPIES_MAX = 16
 CACHE_TIMEOUT_S = 5.0  # for each batch of a target's and each round trip of the index's
 CACHE_CONNECT_TIMEOUT_S = 2.0

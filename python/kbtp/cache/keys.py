@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import base64
+import binascii
 import hashlib
 
 from kbtp.errors import ApiMisuse
@@ -38,4 +38,4 @@ class Names:
             raise ApiMisuse(f"key of {octets.nbytes} octets: 1 to {CACHE_KEY_MAX_BYTES} are possible")
         hashed = self._hash.copy()
         hashed.update(octets)
-        return self.fingerprint + b":{" + base64.urlsafe_b64encode(hashed.digest()) + b"}"
+        return self.fingerprint + b":{" + binascii.b2a_base64(hashed.digest(), newline=False) + b"}"

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 from kbtp.cache.outcomes import NO_SPACE, UNAVAILABLE, Item, Outcome
 from kbtp.cache.placement import placement
-from kbtp.cache.record import BadRecord, Copy, Record, block_lengths
+from kbtp.cache.record import Copy, Record
 from kbtp.cache.share import Held, Share
 from kbtp.cache.state import State
 from kbtp.cache.steps import AllocStore, Entry, IndexUnavailable, Plan, Publish, Remove, Stored
 from kbtp.cache.upkeep import free_orphans, keep_up, make_room, open_shares, remove_unsure
 from kbtp.errors import ApiMisuse
 from kbtp.initiator.operations import Result
+from kbtp.limits import CACHE_RECORD_MAX_BLOCKS
 from kbtp.types import BlockRef, Status
 
 
@@ -121,7 +122,7 @@ def _choose(state: State, puts: Sequence[Put], copies: int) -> Plan[list[Put]]:
     taken: dict[Share, int] = {}
     for put, order in zip(puts, orders, strict=True):
         shares = [share for target in order if (share := state.shares.get(target.incarnation)) and share.settled]
-        fitting = [share for share in shares if _blocks(put, share) <= share.quota_blocks]
+        fitting = [one for one in shares if _blocks(put, one) <= min(one.quota_blocks, CACHE_RECORD_MAX_BLOCKS - 1)]
         if not fitting and len(put.view):
             put.item = NO_SPACE if shares else UNAVAILABLE
             continue
@@ -136,10 +137,7 @@ def _choose(state: State, puts: Sequence[Put], copies: int) -> Plan[list[Put]]:
 
 
 def _blocks(put: Put, share: Share) -> int:
-    try:
-        return len(block_lengths(len(put.view), share.block_bytes))
-    except BadRecord:
-        return 1 << 62  # no pool is that large
+    return -(-len(put.view) // share.block_bytes)
 
 
 def _store(state: State, puts: Sequence[Put]) -> Plan[None]:
@@ -166,9 +164,13 @@ def _store(state: State, puts: Sequence[Put]) -> Plan[None]:
             state.counters.target_failures += 1
             continue  # what was bound of it is found when the next session begins
         at = 0
+        refs = results.refs if results.ok else None
         for put in stored:
             end = at + _blocks(put, share)
-            _look_at(put, share, results[at:end])
+            if refs is not None:
+                put.refs[share.incarnation] = tuple(refs[at:end])
+            else:
+                _look_at(put, share, results[at:end])
             at = end
     for put in puts:
         if put.shares and not put.refs and put.item is None:

@@ -38,6 +38,8 @@ def named_of(names: Names, keys: Sequence[object]) -> list[Named]:
 
 def octets_of(buffer: object) -> memoryview:
     """The octets of a buffer, in place; also of one that has none. Raises `ApiMisuse`."""
+    if type(buffer) is memoryview and buffer.format == "B" and buffer.ndim == 1 and buffer.c_contiguous:
+        return buffer  # what many have at hand, and nothing to find out about
     try:
         if memoryview(buffer).nbytes == 0:  # type: ignore[arg-type]
             return _EMPTY
