@@ -13,6 +13,8 @@
 
 from __future__ import annotations
 
+import os
+
 from kbtp import limits
 from kbtp.address import Address
 from kbtp.errors import (
@@ -38,11 +40,14 @@ from kbtp.errors import (
 from kbtp.initiator.aio import AsyncClient
 from kbtp.initiator.batches import Results
 from kbtp.initiator.client import Client
+from kbtp.initiator.direct import direct_features
 from kbtp.initiator.operations import Result
 from kbtp.initiator.session import InitiatorConfig
-from kbtp.initiator.view import SessionTerms
+from kbtp.initiator.view import Mode, SessionTerms
+from kbtp.key_file import read_key
+from kbtp.keys import Key
 from kbtp.rnic import open_rnic
-from kbtp.types import BlockRef, Status
+from kbtp.types import BlockRef, Feature, Status
 from kbtp.verbs.api import Rnic
 
 __version__ = "0.1.0"
@@ -56,10 +61,13 @@ __all__ = [
     "Client",
     "ConnectionLost",
     "DeadlineExceeded",
+    "Feature",
     "GenerationMismatch",
     "HandleOutOfRange",
     "KbtpError",
+    "Key",
     "LengthError",
+    "Mode",
     "NoSpace",
     "NotBound",
     "NotSealed",
@@ -87,6 +95,9 @@ def connect(
     handles: int = 0,
     name: str | None = None,
     namespace: str | bytes | None = None,
+    key: Key | None = None,
+    key_file: str | os.PathLike[str] | None = None,
+    direct: str = "",
     timeout_s: float = limits.DEFAULT_TIMEOUT_S,
     connect_timeout_s: float = limits.DEFAULT_CONNECT_TIMEOUT_S,
     rnic: Rnic | None = None,
@@ -100,6 +111,10 @@ def connect(
         handles: how many handles you want; 0 takes the target's default, two a block.
         name: shown in the target's log.
         namespace: must equal the target's, when it has one: a fingerprint of model, dtype and layout.
+        key: what to authenticate with, for a target that has keys; the target then has to prove that it has it too.
+        key_file: where to read that key, instead of `key`: a file of one key that only its owner can read.
+        direct: direct modes to ask for, "load", "alloc" or "load,alloc"; `Client.features` says what was granted. A
+            session that has one carries its other requests in Python too: ask only where you use `mode="direct"`.
         timeout_s: default time limit of every call, in seconds.
         connect_timeout_s: time limit of connecting, in seconds.
         rnic: the RNIC to use, to share one between clients; None opens the best there is.
@@ -107,7 +122,7 @@ def connect(
     Raises `ConnectionLost`, `DeadlineExceeded`, `PeerIncompatible`, `PeerMisbehaved`, the `OperationRefused` of a
     refused HELLO, or `ApiMisuse` for arguments that cannot work.
     """
-    config = _config(initiator_id, quota, handles, name, namespace)
+    config = _config(initiator_id, quota, handles, name, namespace, key, key_file, direct)
     return Client(
         Address.parse(url),
         config,
@@ -125,12 +140,15 @@ async def connect_async(
     handles: int = 0,
     name: str | None = None,
     namespace: str | bytes | None = None,
+    key: Key | None = None,
+    key_file: str | os.PathLike[str] | None = None,
+    direct: str = "",
     timeout_s: float = limits.DEFAULT_TIMEOUT_S,
     connect_timeout_s: float = limits.DEFAULT_CONNECT_TIMEOUT_S,
     rnic: Rnic | None = None,
 ) -> AsyncClient:
     """As `connect`, for asyncio."""
-    config = _config(initiator_id, quota, handles, name, namespace)
+    config = _config(initiator_id, quota, handles, name, namespace, key, key_file, direct)
     return await AsyncClient.connect(
         Address.parse(url),
         config,
@@ -141,12 +159,23 @@ async def connect_async(
 
 
 def _config(
-    initiator_id: bytes | None, quota: int, handles: int, name: str | None, namespace: str | bytes | None
+    initiator_id: bytes | None,
+    quota: int,
+    handles: int,
+    name: str | None,
+    namespace: str | bytes | None,
+    key: Key | None,
+    key_file: str | os.PathLike[str] | None,
+    direct: str,
 ) -> InitiatorConfig:
+    if key is not None and key_file is not None:
+        raise ApiMisuse("key and key_file say the same thing; give one of them")
     return InitiatorConfig(
         initiator_id=initiator_id,
         quota=quota,
         handles=handles,
         name=name,
         namespace=namespace.encode() if isinstance(namespace, str) else namespace,
+        key=key if key_file is None else read_key(key_file),
+        direct=direct_features(direct),
     )

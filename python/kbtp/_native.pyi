@@ -57,6 +57,7 @@ class BlockStore:
     def __new__(
         cls,
         pool: Region,
+        table: memoryview,
         *,
         block_size_bytes: int,
         block_count: int,
@@ -65,8 +66,12 @@ class BlockStore:
         table_handles: int,
         ring_order: int,
         first_ticket: int,
+        direct_blocks: int,
+        masked_counters: bool,
         clear_on_free: bool,
-    ) -> BlockStore: ...
+    ) -> BlockStore:
+        """`table` is where the entries are from now on."""
+
     @property
     def number(self) -> int:
         """Names the store in the events of a channel."""
@@ -88,6 +93,21 @@ class BlockStore:
 
     def commit_alloc_store(self, handle: int, block_offset: int, data_length: int, seal: bool) -> _Entry: ...
     def abort_alloc_store(self, handle: int, block_offset: int, holder: int) -> None: ...
+    def open_partition(self, holder: int, first: int, count: int, slots: memoryview, head: memoryview) -> None:
+        """Blocks `first` to `first + count - 1` of the pool; the slots and Head of their ring are in that memory."""
+
+    def close_partition(self, holder: int) -> None: ...
+    def partition_free_count(self, holder: int) -> int: ...
+    def audit_head(self, holder: int) -> int: ...
+    def restore_head(self, holder: int) -> None: ...
+    def outstanding_tickets(self, holder: int) -> list[int]: ...
+    def read_slot(self, holder: int, ticket: int) -> int | None: ...
+    def bind_ticket(
+        self, handle: int, holder: int, ticket: int, block_offset: int, data_length: int, seal: bool
+    ) -> tuple[_Entry | None, int]:
+        """The entry, or None and the Status."""
+
+    def reclaim_ticket(self, holder: int, ticket: int) -> int: ...
     def commit_store(self, handle: int, data: bytes, seal: bool) -> _Entry: ...
     def begin_free(self, handle: int, holder: int, number: int) -> _Entry | None:
         """None: it waits for pins, and `number` comes back when it is done."""
@@ -138,12 +158,14 @@ class Stream:
         domain: int,
         first_handle: int,
         handle_count: int,
+        direct_alloc: bool,
         request_credits: int,
         max_message_bytes: int,
         receives: Region,
         read_depth: int,
         drain_s: float,
     ) -> None: ...
+    def bind_tickets(self) -> list[int]: ...
     def resolved(self, handle: int) -> None: ...
     def terminate(self, layer: int, etype: int, code: int) -> None: ...
     def disconnect(self) -> None: ...

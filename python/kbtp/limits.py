@@ -32,6 +32,13 @@ CONNECTION_DATA_VERSION = 1
 CONNECTION_NONCE_BYTES = 16
 DEFAULT_PORT = 5287  # 9
 
+# --- keys (3, 4) ---
+KEY_ID_MAX = (1 << 32) - 1
+KEY_SECRET_MIN_BYTES = 32
+KEY_SECRET_MAX_BYTES = 64  # one block of SHA-256: with a longer one HMAC would take longer, which can be measured
+TRUST_DOMAIN_MAX_BYTES = 64
+KEYS_FILE_MAX_BYTES = 1 << 20
+
 # --- block structures (draft 3, profile 5) ---
 ENTRY_BYTES = 16
 SLOT_BYTES = 16
@@ -53,6 +60,9 @@ DRAIN_S = 5.0
 CLOSE_S = 1.0  # how long a closing side waits for the other to close too
 MAX_WAIT_S = 60.0  # longest time an event loop waits before it looks around, whatever its deadlines say
 LINGER_S = 3600.0
+TICKET_TIMEOUT_S = 10.0  # 6.11
+TICKET_TIMEOUT_MAX_S = 86400.0
+TICKET_LOOKS_PER_TIMEOUT = 4  # how often Head is looked at within the Ticket Timeout, at least (6.11)
 
 # --- MPA, DDP, RDMAP (RFC 5044, 5041, 5040, 6581, 7306) ---
 MPA_FRAME_BYTES = 20
@@ -117,6 +127,11 @@ DEFAULT_TIMEOUT_S = 30.0
 DEFAULT_CONNECT_TIMEOUT_S = 10.0
 HELLO_ACK_TIMEOUT_S = 3.0  # then the initiator tries again on a new connection (3)
 DEFAULT_INLINE_MAX_BYTES = 4096
+DIRECT_LOAD_INTERVAL_S = 0.1  # between the two reads of an entry; in longer ones a Generation may come again (6.3)
+DIRECT_LOAD_TRIES_MAX = 3  # then LOAD is used (6.3)
+DIRECT_LOAD_WINDOW_BYTES = 4 << 20  # of blocks on their way at once, so that each fits into the interval
+DIRECT_SLOT_WAIT_S = 0.0005  # before a slot that is not ready is read again; doubled each time
+DIRECT_SLOT_WAIT_MAX_S = 0.05
 
 assert COMMON_HEADER_BYTES + DATA_DESCRIPTOR_BYTES == COMPLETION_BYTES
 assert HELLO_FIXED_BYTES <= HELLO_ACK_FIXED_BYTES
@@ -142,6 +157,7 @@ assert DRAIN_S < DEFAULT_TIMEOUT_S
 assert TCP_KEEPALIVE_IDLE_S + TCP_KEEPALIVE_INTERVAL_S * TCP_KEEPALIVE_PROBES <= TCP_USER_TIMEOUT_S
 assert RNIC_READ_DEPTH_MAX <= IRD_ORD_MAX
 assert HELLO_ACK_TIMEOUT_S < DEFAULT_CONNECT_TIMEOUT_S
+assert DIRECT_SLOT_WAIT_S <= DIRECT_SLOT_WAIT_MAX_S
 assert DEFAULT_POOL_BASE % POOL_BASE_ALIGN_BYTES == 0
 assert MULPDU_MIN_BYTES >= DDP_UNTAGGED_HEADER_BYTES + ATOMIC_REQUEST_BYTES
 assert DEFAULT_INLINE_MAX_BYTES <= DEFAULT_TARGET_MAX_MESSAGE_BYTES - COMMON_HEADER_BYTES - DATA_DESCRIPTOR_BYTES

@@ -50,6 +50,33 @@ def test_what_a_released_holder_still_uses_returns_unit_by_unit() -> None:
     assert ledger.grant("prefill", 5) == 5
 
 
+def test_a_quota_set_apart_is_none_of_the_others() -> None:
+    ledger = QuotaLedger(5)
+    ledger.grant("prefill", 4)
+    ledger.set_apart("prefill", 9)
+    ledger.set_apart("decode", 2)
+    assert (ledger.left, ledger.quota("prefill"), ledger.quota("decode")) == (5, 9, 2)
+    assert [ledger.charge("decode") for _ in range(3)] == [True, True, False]
+    ledger.credit("decode")
+    ledger.release("decode")
+    assert (ledger.left, ledger.quota("decode"), ledger.usage("decode")) == (5, 1, 1)
+    ledger.credit("decode")
+    ledger.release("prefill")
+    assert ledger.left == 5
+    assert ledger.grant("decode", 5) == 5
+
+
+def test_a_quota_in_use_released_or_set_apart_is_not_set_apart() -> None:
+    ledger = QuotaLedger(5)
+    ledger.grant("prefill", 1)
+    ledger.charge("prefill")
+    ledger.set_apart("decode", 1)
+    for holder in ("prefill", "decode"):
+        with pytest.raises(ApiMisuse, match="in use, released or set apart"):
+            ledger.set_apart(holder, 1)
+    assert (ledger.left, ledger.quota("prefill"), ledger.quota("decode")) == (4, 1, 1)
+
+
 def test_misuse_is_refused() -> None:
     ledger = QuotaLedger(5)
     ledger.grant("prefill", 4)

@@ -25,6 +25,7 @@ from kbtp.cli.serve import available_memory_bytes
 from kbtp.errors import ConnectionLost
 from kbtp.target.config import TargetConfig
 from kbtp.target.server import Server
+from kbtp.types import Feature
 
 DEADLINE_S = 30.0
 SMALL = ("--block-size", "4KiB", "--pool-blocks", "8")
@@ -302,11 +303,13 @@ def test_without_settings_the_defaults_are_those_of_the_code(settings: Settings)
 def test_every_setting_by_flag(settings: Settings) -> None:
     config = settings(
         "--block-size", "2MiB", "--pool-size", "7MiB", "--quota", "1", "--max-quota", "2", "--namespace", "llama",
-        "--name", "cache-0", "--linger", "forever", "--drain", "250ms", "--credits", "7",
+        "--name", "cache-0", "--linger", "forever", "--drain", "250ms", "--credits", "7", "--direct", "load,alloc",
+        "--direct-blocks", "2", "--ticket-timeout", "1500ms",
     )  # fmt: skip
     assert config == TargetConfig(
         block_size_bytes=2 << 20, pool_blocks=3, quota=1, max_quota=2, namespace=b"llama", name="cache-0",
         linger_s=float("inf"), drain_s=0.25, request_credits=7,
+        direct=Feature.DIRECT_LOAD | Feature.DIRECT_ALLOC, direct_blocks=2, ticket_timeout_s=1.5,
     )  # fmt: skip
 
 
@@ -323,11 +326,15 @@ def test_every_setting_by_file(settings: Settings, config_file: Callable[[str], 
         linger = inf
         drain = 0.25
         credits = 7
+        direct = "load,alloc"
+        direct-blocks = 2
+        ticket-timeout = 1.5
         log-level = "warning"
     """)
     assert settings("--config", path) == TargetConfig(
         block_size_bytes=2 << 20, pool_blocks=3, quota=1, max_quota=2, namespace=b"llama", name="cache-0",
         linger_s=float("inf"), drain_s=0.25, request_credits=7,
+        direct=Feature.DIRECT_LOAD | Feature.DIRECT_ALLOC, direct_blocks=2, ticket_timeout_s=1.5,
     )  # fmt: skip
 
 

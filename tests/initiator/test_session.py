@@ -8,15 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import kbtp.initiator.session
 from kbtp import errors
 from kbtp.errors import ApiMisuse, ConnectionLost, NoSpace, PeerMisbehaved
 from kbtp.initiator.batches import Batch, loading, sealing
 from kbtp.initiator.operations import Operation
-from kbtp.initiator.session import HandleChooser, InitiatorConfig, InitiatorSession, accepted
+from kbtp.initiator.session import HandleChooser, InitiatorConfig, InitiatorSession, SaidHello
 from kbtp.types import BlockRef, Feature, HelloAckFlag, Opcode, RequestFlag, Status
-from kbtp.wire import AllocStore, Completion, Free, HelloAck, Load, Store, parse_request
+from kbtp.wire import AllocStore, Completion, Free, HelloAck, Load, Nonces, Store, parse_request
 
 FIRST_HANDLE = 5000
+NONCES = Nonces(initiator=bytes(16), target=bytes(16))
 
 ACK: dict[str, Any] = {
     "granted_features": Feature.INVALIDATE,
@@ -29,6 +31,11 @@ ACK: dict[str, Any] = {
     "handle_count": 3,
     "table_handles": 64,
 }
+
+
+def accepted(config: InitiatorConfig, message: memoryview) -> HelloAck:
+    """As an answer to the HELLO of `config`."""
+    return kbtp.initiator.session.accepted(config, SaidHello.on(config, NONCES), message)
 
 
 def session(config: InitiatorConfig | None = None, **changes: Any) -> InitiatorSession:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import random
 import secrets
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,12 +26,13 @@ from kbtp.address import Address
 from kbtp.iwarp import events
 from kbtp.iwarp.mpa import ActiveStartup, MpaOptions, MpaRejected
 from kbtp.iwarp.stream import IwarpStream
+from kbtp.keys import Key
 from kbtp.target.config import TargetConfig
 from kbtp.target.server import Server
 from kbtp.types import Feature, TerminateCause
 from kbtp.verbs.api import Access, Rnic
 from kbtp.verbs.stag_table import Region, StagTable
-from kbtp.wire import ConnectionData, Hello, parse_response
+from kbtp.wire import ConnectionData, Hello, Nonces, parse_response, sign_hello
 
 DEADLINE_S = 10.0
 LOOK_AGAIN_S = 0.01  # what the RNIC does by itself nobody tells
@@ -56,6 +62,48 @@ class WatchedServer(Server):
     @property
     def free_blocks(self) -> int:
         return self.target.store.free_blocks
+
+
+class TargetProcess:
+    """`target_process.py`, and what it says."""
+
+    def __init__(self, rnic_name: str, **config: Any) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("target_process.py")), json.dumps(config), rnic_name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        ready = self._answer()
+        self.url: str = ready["url"]
+        self.free_blocks: int = ready["free_blocks"]
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+    def after_all_have_left(self) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"free?\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def stop(self) -> None:
+        self._process.communicate(timeout=DEADLINE_S)
+
+
+@pytest.fixture
+def target_process(best_rnic: str) -> Iterator[Callable[..., TargetProcess]]:
+    """`target_process(**config)`: a target in a process of its own."""
+    with ExitStack() as stack:
+
+        def start(**config: Any) -> TargetProcess:
+            process = TargetProcess(best_rnic, **config)
+            stack.callback(process.stop)
+            return process
+
+        yield start
 
 
 class Warnings(logging.Handler):
@@ -111,7 +159,8 @@ class Peer:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
         self.socket.settimeout(DEADLINE_S)
         self.socket.connect((address.host, address.port))
-        self.startup = ActiveStartup(MpaOptions(), ConnectionData(secrets.token_bytes(16)).pack(), 16, 16)
+        self._nonce = secrets.token_bytes(16)
+        self.startup = ActiveStartup(MpaOptions(), ConnectionData(self._nonce).pack(), 16, 16)
         table = StagTable(lambda: secrets.randbits(32))
         self._pd = table.allocate_pd()
         self._memory = table.memory_for(self, self._pd)
@@ -133,6 +182,7 @@ class Peer:
         while result is None:
             result = self.startup.receive_data(self.socket.recv(1))
         assert not isinstance(result, MpaRejected)
+        self.nonces = Nonces(self._nonce, ConnectionData.parse(result.private_data).nonce)
         self.stream = IwarpStream(result, self._memory, active=True)
         for slot, buffer in enumerate(self._buffers):
             self.stream.post_receive(slot, memoryview(buffer))
@@ -142,21 +192,20 @@ class Peer:
         self.start_mpa()
         return self.hello(**fields)
 
-    def hello(self, **fields: Any) -> Any:
-        self.send(
-            Hello(
-                **{
-                    "request_id": 0,
-                    "requested_features": Feature.INVALIDATE,
-                    "requested_quota": 0,
-                    "requested_handles": 0,
-                    "completion_credits": 32,
-                    "max_message": MESSAGE_BYTES,
-                    "initiator_id": bytes(16),
-                    **fields,
-                }
-            ).pack()
+    def hello(self, *, key: Key | None = None, **fields: Any) -> Any:
+        hello = Hello(
+            **{
+                "request_id": 0,
+                "requested_features": Feature.INVALIDATE,
+                "requested_quota": 0,
+                "requested_handles": 0,
+                "completion_credits": 32,
+                "max_message": MESSAGE_BYTES,
+                "initiator_id": bytes(16),
+                **fields,
+            }
         )
+        self.send(hello.pack() if key is None else sign_hello(hello, key, self.nonces))
         return self.receive()
 
     def fpdus_of(self, message: bytes) -> bytes:
@@ -173,12 +222,34 @@ class Peer:
         while octets := b"".join(self.stream.data_to_send(1 << 16)):
             self.socket.sendall(octets)
 
+    def read(self, stag: int, to: int, length: int) -> bytes:
+        """RDMA Read, done when this returns."""
+        sink = bytearray(length)
+        self.stream.post_read(0, memoryview(sink), stag, to)
+        self.answer()
+        self._next(events.ReadCompleted)
+        return bytes(sink)
+
+    def write(self, stag: int, to: int, data: bytes) -> None:
+        """RDMA Write."""
+        self.stream.post_write(0, [data], stag, to)
+        self.answer()
+
+    def fetch_add(self, stag: int, to: int, add_data: int, add_mask: int) -> int:
+        """What was there before."""
+        self.stream.post_fetch_add(0, stag, to, add_data, add_mask)
+        self.answer()
+        return int(self._next(events.AtomicCompleted).value)
+
     # --- what it sees ----------------------------------------------------------------------------
 
     def receive(self) -> Any:
-        """The target's next message, one of at most 64."""
+        """The target's next message."""
         event = self._next(events.Received)
-        return parse_response(bytes(self._buffers[event.wr_id][: event.length]))
+        buffer = self._buffers[event.wr_id]
+        message = bytes(buffer[: event.length])
+        self.stream.post_receive(event.wr_id, memoryview(buffer))
+        return parse_response(message)
 
     def terminate(self) -> tuple[int, int, int]:
         """Layer, error type and code of the Terminate that the target sends."""

@@ -7,15 +7,10 @@ at that moment is still there. Then it is either refused or whole, and never any
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import random
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,43 +28,6 @@ TIMEOUT_S = 150.0
 """Ten times what two idle cores take."""
 
 GONE = (Status.NOT_BOUND, Status.GENERATION_MISMATCH)
-
-
-class TargetProcess:
-    """`target_process.py`, and what it says."""
-
-    def __init__(self, rnic_name: str) -> None:
-        config = {"block_size_bytes": BLOCK_BYTES, "pool_blocks": POOL_BLOCKS, "request_credits": 8}
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("target_process.py")), json.dumps(config), rnic_name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        ready = self._answer()
-        self.url: str = ready["url"]
-        self.free_blocks: int = ready["free_blocks"]
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return answer
-
-    def after_all_have_left(self) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        self._process.stdin.write(b"free?\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def stop(self) -> None:
-        self._process.communicate(timeout=10)
-
-
-@pytest.fixture
-def target(best_rnic: str) -> Iterator[TargetProcess]:
-    process = TargetProcess(best_rnic)
-    yield process
-    process.stop()
 
 
 class Life(Enum):
@@ -223,7 +181,8 @@ class Initiator:
 
 
 @pytest.mark.timeout(TIMEOUT_S + 20)
-def test_64_initiators_at_once(target: TargetProcess) -> None:
+def test_64_initiators_at_once(target_process: Callable[..., Any]) -> None:
+    target = target_process(block_size_bytes=BLOCK_BYTES, pool_blocks=POOL_BLOCKS, request_credits=8)
     print(f"seed {SEED}")
     everyones: list[Block] = []
 

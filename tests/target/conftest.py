@@ -11,19 +11,36 @@ whatever changes in between is seen.
 
 from __future__ import annotations
 
+import struct
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
 
+from kbtp.atomics import fetch_add
 from kbtp.blocks import BlockStore, Entry
-from kbtp.target.actions import Abort, Action, Disconnect, Terminate
+from kbtp.keys import Key
+from kbtp.target.actions import Abort, Action, Disconnect, Opened, Terminate
 from kbtp.target.config import TargetConfig
 from kbtp.target.target import Target
-from kbtp.types import Opcode, RequestFlag, Status
+from kbtp.types import Feature, Opcode, RequestFlag, Status
 from kbtp.verbs.api import Access, RdmaRead, RdmaWrite, Recv, Send, Sge, WcOpcode, WcStatus, WorkCompletion
-from kbtp.wire import AllocStore, Completion, DataDescriptor, Free, Hello, HelloAck, Load, Store, parse_response
+from kbtp.wire import (
+    AllocStore,
+    Bind,
+    Completion,
+    DataDescriptor,
+    Free,
+    Hello,
+    HelloAck,
+    Load,
+    Nonces,
+    Store,
+    parse_response,
+    sign_hello,
+)
 
 BLOCK = 512
 BLOCKS = 4
@@ -33,17 +50,20 @@ BASE_HANDLE = 0xFFFF_FFFF_FFFF_FFF8
 INCARNATION = 0x0123_4567_89AB_CDEF
 START_S = 1000.0
 POISON = 0xEE
+NONCES = Nonces(initiator=b"i" * 16, target=b"t" * 16)
 
 
 class Region:
     """A registered region over `memory`."""
 
-    def __init__(self, memory: bytearray, base_to: int = 0) -> None:
+    def __init__(
+        self, memory: bytearray | memoryview, base_to: int = 0, stag: int = 0, access: Access = Access.NONE
+    ) -> None:
         self.view = memoryview(memory)
         self.length = len(memory)
         self.base_to = base_to
-        self.stag = 0
-        self.access = Access.NONE
+        self.stag = stag
+        self.access = access
         self.valid = True
 
     def revoke(self) -> None:
@@ -57,6 +77,7 @@ class Memory:
         self.pool = pool
         self.hello = Region(bytearray(1024))
         self.given: list[Region] = []
+        self.exposed: list[Region] = []
         self.exhausted = False
 
     def allocate(self, length_bytes: int) -> Region:
@@ -66,10 +87,14 @@ class Memory:
         self.given.append(region)
         return region
 
+    def expose(self, octets: memoryview, access: Access, base_to: int = 0) -> Region:
+        self.exposed.append(Region(octets, base_to, 0xD00 + len(self.exposed), access))
+        return self.exposed[-1]
+
     @property
     def held_regions(self) -> int:
         """Regions given and not revoked, the receive buffers not counted."""
-        return sum(region.valid for region in self.given[1:])
+        return sum(region.valid for region in (*self.given[1:], *self.exposed))
 
 
 @dataclass(frozen=True)
@@ -99,12 +124,17 @@ class Answer:
 class Peer:
     """One initiator and the stream between it and the target."""
 
-    def __init__(self, world: World, read_depth: int) -> None:
+    def __init__(self, world: World, read_depth: int, peer_read_depth: int, nonces: Nonces) -> None:
         self.world = world
         self.read_depth = read_depth
         self.memory = Memory(world.pool)
         self.session: Any = world.target.open_session(
-            self.memory, read_depth=read_depth, peer="192.0.2.1:4791", now_s=world.now_s
+            self.memory,
+            nonces=nonces,
+            read_depth=read_depth,
+            peer_read_depth=peer_read_depth,
+            peer="192.0.2.1:4791",
+            now_s=world.now_s,
         )
         self.lent = [Recv(0, Sge(self.memory.hello, 0, 1024))]
         """Receive buffers the target has posted and that are still free: the peer's credits."""
@@ -141,7 +171,7 @@ class Peer:
             self.posted.append(action)
             assert len(self.reads) <= self.read_depth
             self._move(action, first_half=True)
-        else:
+        elif not isinstance(action, Opened):
             assert isinstance(action, Terminate | Disconnect | Abort)
             self.end_action = action
 
@@ -258,9 +288,16 @@ class Peer:
     def hello(self, **fields: Any) -> HelloAck:
         """HELLO and its answer."""
         answered = len(self.acks)
-        self.send(self.hello_message(**fields).pack())
+        self.say_hello(**fields)
         assert len(self.acks) == answered + 1
         return self.acks[-1]
+
+    def say_hello(self, *, key: Key | None = None, nonces: Nonces = NONCES, **fields: Any) -> bytes:
+        """HELLO, signed with `key` if there is one; its octets. It may have to wait for its answer."""
+        hello = self.hello_message(**fields)
+        octets = hello.pack() if key is None else sign_hello(hello, key, nonces)
+        self.send(octets)
+        return octets
 
     @property
     def ack(self) -> HelloAck:
@@ -327,6 +364,62 @@ class Peer:
         assert answer.status is Status.SUCCESS
         return answer
 
+    # --- what an initiator in direct mode does by itself (draft 6.6) ---
+
+    def region(self, name: str) -> Region:
+        """What the STag of that name in HELLO_ACK reaches; fails if it reaches nothing any more."""
+        stag = getattr(self.ack, f"{name}_stag")
+        region = next(region for region in self.memory.exposed if region.stag == stag)
+        assert region.valid, f"{name}_stag is invalid"
+        return region
+
+    def head(self) -> int:
+        assert self.region("head").access is Access.REMOTE_ATOMIC
+        return int.from_bytes(self.region("head").view, sys.byteorder)
+
+    def set_head(self, value: int) -> None:
+        """CmpSwap allows it."""
+        self.region("head").view[:] = value.to_bytes(8, sys.byteorder)
+
+    def take_ticket(self) -> int:
+        """FetchAdd on Head with the Add Data and Add Mask of draft 3.3, or of 9.2 if that was granted."""
+        old = self.head()
+        masked = self.ack.granted_features & Feature.MASKED_ATOMICS
+        top = 1 << self.ack.ring_order + 3
+        self.set_head(fetch_add(old, 0x0000000100000010, 1 << 63 | 1 << 31 | top) if masked else old + (1 << 32))
+        return old >> 32
+
+    def slot(self, ticket: int) -> int | None:
+        """The block that the slot of `ticket` holds for it."""
+        assert self.region("ring").access is Access.REMOTE_READ
+        at = 16 * (ticket % (1 << self.ack.ring_order))
+        sequence, _, block_offset = struct.unpack(">IIQ", self.region("ring").view[at : at + 16])
+        return block_offset if sequence == ticket and block_offset != (1 << 64) - 1 else None
+
+    def put(self, block_offset: int, data: bytes) -> None:
+        """RDMA Write through Partition STag."""
+        region = self.region("partition")
+        assert region.access is Access.REMOTE_WRITE
+        at = block_offset - region.base_to
+        assert 0 <= at <= region.length - len(data)
+        region.view[at : at + len(data)] = data
+
+    def take_block(self, data: bytes = b"") -> tuple[int, int]:
+        """A ticket and its block, with `data` in it."""
+        ticket = self.take_ticket()
+        block_offset = self.slot(ticket)
+        assert block_offset is not None
+        self.put(block_offset, data)
+        return ticket, block_offset
+
+    def bind_ticket(
+        self, handle: int, ticket: int, block_offset: int, length: int = 0, *, generation: int = 0, flags: int = 2
+    ) -> int:
+        """BIND, with SEAL; the Request ID."""
+        request = Bind(self._request_id(), handle, generation, RequestFlag(flags), ticket, length, block_offset)
+        self.send(request.pack())
+        return request.request_id
+
     def loaded(self, request_id: int, handle: int) -> bytes:
         """What an unhurried LOAD, sent and finished now, gives. For looking, not for testing loads."""
         self.finish_all()
@@ -358,6 +451,7 @@ class World:
         RequestFlag.ALLOW_UNSEALED,
     )
 
+    masked_atomics: ClassVar[bool] = True
     create_store: ClassVar[Callable[..., Any]] = staticmethod(BlockStore.create)
 
     def __init__(self, **config: Any) -> None:
@@ -385,20 +479,28 @@ class World:
             table_handles=self.config.handle_count,
             ring_order=self.config.ring_order,
             first_ticket=self.config.first_ticket,
-            clear_on_free=self.config.clear_on_free,
+            clear_on_free=self.config.clears_blocks,
+            direct_blocks=self.config.direct_blocks,
+            masked_counters=self.masked_atomics,
         )
-        self.target = Target(self.config, self.store, incarnation=INCARNATION, table_base_handle=BASE_HANDLE)
+        self.target = Target(
+            self.config,
+            self.store,
+            incarnation=INCARNATION,
+            table_base_handle=BASE_HANDLE,
+            masked_atomics=self.masked_atomics,
+        )
         self.peers: list[Peer] = []
 
-    def open(self, read_depth: int = 2) -> Peer:
+    def open(self, read_depth: int = 2, peer_read_depth: int = 4, *, nonces: Nonces = NONCES) -> Peer:
         """A new stream, before HELLO."""
-        peer = Peer(self, read_depth)
+        peer = Peer(self, read_depth, peer_read_depth, nonces)
         self.peers.append(peer)
         return peer
 
-    def connect(self, read_depth: int = 2, **hello: Any) -> Peer:
+    def connect(self, read_depth: int = 2, peer_read_depth: int = 4, **hello: Any) -> Peer:
         """A new stream with a session on it."""
-        peer = self.open(read_depth)
+        peer = self.open(read_depth, peer_read_depth)
         assert peer.hello(**hello).status == Status.SUCCESS
         return peer
 
@@ -436,12 +538,13 @@ class World:
         assert not self.target.sessions
         assert list(self.store.pinned_frees()) == []
         assert self.store.free_blocks == self.config.pool_blocks
-        assert self.store.quotas.left == self.config.pool_blocks
+        assert self.store.quotas.left == self.config.shared_blocks
         assert sum(peer.memory.held_regions for peer in self.peers) == 0
-        last = self.connect(requested_quota=self.config.pool_blocks, requested_handles=(1 << 64) - 1)
-        assert last.ack.allocation_quota == self.config.pool_blocks
+        key = next(iter(self.config.keys), None)
+        last = self.connect(key=key, requested_quota=self.config.pool_blocks, requested_handles=(1 << 64) - 1)
+        assert last.ack.allocation_quota == self.config.shared_blocks
         assert (last.ack.first_handle, last.ack.handle_count) == (BASE_HANDLE, self.config.handle_count)
-        for n in range(self.config.pool_blocks):
+        for n in range(self.config.shared_blocks):
             last.bind(last.handle(n), bytes([n]) * BLOCK)
         last.end()
         assert self.store.free_blocks == self.config.pool_blocks

@@ -9,7 +9,9 @@ import pytest
 
 from kbtp import limits
 from kbtp.errors import ApiMisuse
+from kbtp.keys import Key, Keys
 from kbtp.target.config import TargetConfig
+from kbtp.types import Feature
 
 
 def test_defaults_are_those_of_limits() -> None:
@@ -46,6 +48,15 @@ def test_defaults_are_those_of_limits() -> None:
         ({"linger_s": math.nan}, "linger"),
         ({"drain_s": -0.1}, "drain"),
         ({"hello_timeout_s": -0.1}, "HELLO"),
+        ({"direct": Feature.INVALIDATE}, "direct modes"),
+        ({"direct": Feature.DIRECT_ALLOC}, "direct blocks"),
+        ({"direct_blocks": 1}, "direct blocks"),
+        ({"direct": Feature.DIRECT_LOAD, "direct_blocks": 1}, "direct blocks"),
+        ({"pool_blocks": 4, "direct": Feature.DIRECT_ALLOC, "direct_blocks": 4}, "direct blocks of 4: must be 0 to 3"),
+        ({"direct": Feature.DIRECT_ALLOC, "direct_blocks": -1}, "direct blocks"),
+        ({"ticket_timeout_s": 0.0009}, "ticket timeout"),
+        ({"ticket_timeout_s": limits.TICKET_TIMEOUT_MAX_S + 1}, "ticket timeout"),
+        ({"ticket_timeout_s": math.nan}, "ticket timeout"),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(wrong: dict[str, Any], named: str) -> None:
@@ -62,6 +73,10 @@ def test_what_cannot_work_is_refused_by_name(wrong: dict[str, Any], named: str) 
         {"namespace": bytes(255), "name": "é" * 127},
         {"linger_s": math.inf, "drain_s": 0.0, "hello_timeout_s": math.inf},
         {"linger_s": 0.0},
+        {"pool_blocks": 2, "direct": Feature.DIRECT_ALLOC | Feature.DIRECT_LOAD, "direct_blocks": 1},
+        {"pool_blocks": 1, "direct": Feature.DIRECT_LOAD},
+        {"ticket_timeout_s": 0.001},
+        {"ticket_timeout_s": limits.TICKET_TIMEOUT_MAX_S},
     ],
 )
 def test_the_edges_of_what_works(right: dict[str, Any]) -> None:
@@ -72,6 +87,23 @@ def test_the_edges_of_what_works(right: dict[str, Any]) -> None:
 def test_ring_order_is_the_least_that_holds_all_blocks(blocks: int, order: int) -> None:
     """Draft 3.3: N = 2^n is not smaller than F; profile 5: and at least 2."""
     assert TargetConfig(pool_blocks=blocks).ring_order == order
+
+
+def test_the_shared_ring_has_the_blocks_that_are_not_set_aside() -> None:
+    config = TargetConfig(pool_blocks=64, direct=Feature.DIRECT_ALLOC, direct_blocks=31)
+    assert (config.shared_blocks, config.ring_order) == (33, 6)
+
+
+@pytest.mark.parametrize(("timeout_s", "said_ms"), [(0.001, 1), (10.0, 10_000), (1.9999, 1999)])
+def test_hello_ack_never_says_more_time_than_there_is(timeout_s: float, said_ms: int) -> None:
+    assert TargetConfig(ticket_timeout_s=timeout_s).ticket_timeout_ms == said_ms
+
+
+@pytest.mark.parametrize(("domains", "one", "clears"), [("", True, False), ("a", True, False), ("ab", False, True)])
+def test_blocks_of_several_trust_domains_are_cleared(domains: str, one: bool, clears: bool) -> None:
+    keys = Keys(tuple(Key(number, bytes(32), domain) for number, domain in enumerate(domains)))
+    config = TargetConfig(keys=keys)
+    assert (config.one_trust_domain, config.clears_blocks) == (one, clears)
 
 
 def test_shares_derived_from_the_pool() -> None:

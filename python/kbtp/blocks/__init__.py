@@ -4,6 +4,7 @@ Pure structures over memory the caller gives, which may be registered with an RN
 """
 
 from kbtp.blocks.handles import HandleRange, HandleRanges
+from kbtp.blocks.partition import Partitions, RingPartition
 from kbtp.blocks.pool import Pool
 from kbtp.blocks.quota import QuotaLedger
 from kbtp.blocks.ring import CounterForm, FreeBlockRing, MaskedCounter, UnmaskedCounter, ring_order_for
@@ -19,9 +20,11 @@ __all__ = [
     "HandleRange",
     "HandleRanges",
     "MaskedCounter",
+    "Partitions",
     "Pin",
     "Pool",
     "QuotaLedger",
+    "RingPartition",
     "UnmaskedCounter",
     "next_generation",
     "ring_order_for",

@@ -13,10 +13,11 @@ class _Account:
     quota: int
     usage: int = 0
     released: bool = False
+    apart: bool = False
 
 
 class QuotaLedger:
-    """The quotas of all holders, whose sum is never larger than `total_blocks` (draft 3.4).
+    """The quotas of all holders, whose sum is never larger than `total_blocks` (draft 3.4), but for those set apart.
 
     A holder's usage is the number of handles it has bound, of allocations it has begun, and of frees that have not
     completed. Holders are any hashable values, one for each grant. Misuse by the caller raises `ApiMisuse`.
@@ -45,13 +46,26 @@ class QuotaLedger:
         self._accounts[holder] = _Account(granted)
         return granted
 
+    def set_apart(self, holder: Hashable, blocks: int) -> None:
+        """From now on the quota of `holder` is `blocks` that are in no other's: those of its own partition.
+
+        It may have an account, but must use nothing of it: what it had of the others' is theirs again.
+        """
+        account = self._accounts.get(holder)
+        if account is not None:
+            if account.usage or account.released or account.apart:
+                raise ApiMisuse(f"{holder!r} has a quota that is in use, released or set apart")
+            self._left += account.quota
+        self._accounts[holder] = _Account(blocks, apart=True)
+
     def release(self, holder: Hashable) -> None:
         """Close the account. What is still used stays out of other quotas until it is credited, unit by unit."""
         account = self._account(holder)
         if account.released:
             raise ApiMisuse(f"{holder!r} has been released already")
         account.released = True
-        self._left += account.quota - account.usage
+        if not account.apart:
+            self._left += account.quota - account.usage
         account.quota = account.usage
         self._drop_if_settled(holder, account)
 
@@ -71,7 +85,7 @@ class QuotaLedger:
         account.usage -= 1
         if account.released:
             account.quota -= 1
-            self._left += 1
+            self._left += not account.apart
             self._drop_if_settled(holder, account)
 
     def usage(self, holder: Hashable) -> int:

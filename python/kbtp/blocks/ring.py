@@ -44,15 +44,18 @@ from kbtp.types import BlockOffset, TerminateCause, Ticket
 __all__ = ["CounterForm", "FreeBlockRing", "MaskedCounter", "UnmaskedCounter", "ring_order_for"]
 
 _SLOT_WORDS = SLOT_BYTES // WORD_BYTES
+_AGE_MAX = TICKET_MASK // 2
+"""How far before Head a ticket may be that was taken; one that is farther is ahead of Head."""
 
 
 class FreeBlockRing:
     """A ring of 2^order slots over `block_offsets`, its F blocks, all free at first.
 
     `slots_memory` is 16 octets a slot; `head_memory` and `tail_memory` are 8 octets each, native integers; all writable
-    and aligned to 8. One owner calls the methods. Peers of a direct mode may read the slots and advance Head with their
+    and aligned to 8. One owner calls the methods. A peer of a direct mode may read the slots and advance Head with its
     own FetchAdds (draft 6.6): then Head is checked by `audit_head` at every look and no address comes from it
     (profile 6.9), and the owner calls `take_head_ticket` and `allocate` where no atomic of the RNIC can come between.
+    What the peer has taken is `unbound_count` tickets; `outstanding_tickets` are those of them whose block is there.
 
     `first_ticket` is Head's first Ticket: 0 (draft 3.3), or near 2^32 to see tickets wrap.
 
@@ -91,6 +94,10 @@ class FreeBlockRing:
         self._unpublished: set[Ticket] = set()
         self._deferred: dict[Ticket, BlockOffset] = {}
         self._ticket_in_hand: Ticket | None = None
+        self._audited = first_ticket
+        """Every ticket before it has been taken; Head was there once, by rule."""
+        self._not_consumed_from = first_ticket
+        """Head's Ticket, were each ticket that was taken also consumed: first_ticket + how many have been consumed."""
         self._initialize(block_offsets, first_ticket)
 
     def _initialize(self, block_offsets: Sequence[BlockOffset], first_ticket: Ticket) -> None:
@@ -129,6 +136,9 @@ class FreeBlockRing:
         self._slots[self._index(ticket) + 1] = BLOCK_OFFSET_EMPTY
         self._taken.add(block_offset)
         self._available -= 1
+        self._not_consumed_from = (self._not_consumed_from + 1) & TICKET_MASK
+        if self._may_be_head((ticket + 1) & TICKET_MASK):
+            self._audited = (ticket + 1) & TICKET_MASK
         self._retry_deferred(ticket)
 
     # --- the steps of a free ---
@@ -210,11 +220,21 @@ class FreeBlockRing:
         """Of these, blocks whose slot write is deferred."""
         return len(self._deferred)
 
+    @property
+    def slots(self) -> memoryview:
+        """The octets of the slots, for a peer to read (draft 6.6)."""
+        return self._slots.cast("B")
+
+    @property
+    def head(self) -> memoryview:
+        """The 8 octets of Head, for a peer to FetchAdd (draft 6.6)."""
+        return self._head.cast("B")
+
     def audit_head(self) -> Ticket:
         """Head's next Ticket, after a look at whether its peer kept the rules (profile 6.9, 8.10).
 
-        Raises `PeerMisbehaved` (Terminate 0/2/07) if no FetchAdds could have made the value, or if more tickets were
-        taken than blocks were ever offered.
+        Raises `PeerMisbehaved` (Terminate 0/2/07) if no FetchAdds could have made the value, if more tickets were taken
+        than blocks were ever offered, or if Head went back.
         """
         value: int = self._head[0]
         ticket = self.counter_form.ticket_of(value)
@@ -223,13 +243,48 @@ class FreeBlockRing:
                 TerminateCause.RDMAP_CATASTROPHIC_STREAM,
                 f"Head is {value:#018x}, {self.counter_form.encode(ticket):#018x} expected for ticket {ticket}",
             )
-        tail_ticket = self.counter_form.ticket_of(self._tail[0])
-        if (tail_ticket - ticket) & TICKET_MASK > self.slot_count:
+        if not self._may_be_head(ticket):
             raise PeerMisbehaved(
                 TerminateCause.RDMAP_CATASTROPHIC_STREAM,
-                f"Head is at ticket {ticket}, not within {self.slot_count} before Tail's {tail_ticket}",
+                f"Head is at ticket {ticket}, not between {self._audited} and Tail's {self._tail_ticket()}",
             )
+        self._audited = ticket
         return ticket
+
+    def restore_head(self) -> None:
+        """Where a peer can move Head no more: back to the last Ticket that was by rule, if it is not by rule now."""
+        try:
+            self.audit_head()
+        except PeerMisbehaved:
+            self._head[0] = self.counter_form.encode(self._audited)
+
+    @property
+    def unbound_count(self) -> int:
+        """Tickets taken by a peer and not consumed (draft 3.4). Nobody's number if Head is not by rule."""
+        in_hand = self._ticket_in_hand is not None
+        return (self.counter_form.ticket_of(self._head[0]) - self._not_consumed_from - in_hand) & TICKET_MASK
+
+    def is_outstanding(self, ticket: Ticket) -> bool:
+        """Whether a peer has taken `ticket` and its block lies in its slot. Audits Head, and raises as that does."""
+        age = (self.audit_head() - ticket) & TICKET_MASK
+        return 0 < age <= _AGE_MAX and ticket != self._ticket_in_hand and self.read_slot(ticket) is not None
+
+    def outstanding_tickets(self) -> list[Ticket]:
+        """All that `is_outstanding` holds for, oldest first."""
+        head_ticket = self.audit_head()
+        slots = np.frombuffer(self._slots, dtype=">u8").reshape(self.slot_count, _SLOT_WORDS)
+        written = (slots[slots[:, 1] != np.uint64(BLOCK_OFFSET_EMPTY), 0] >> np.uint64(32)).astype(np.int64)
+        ages = (head_ticket - written) & TICKET_MASK
+        ages = np.sort(ages[(ages > 0) & (ages <= _AGE_MAX)])[::-1]
+        tickets = [(head_ticket - int(age)) & TICKET_MASK for age in ages]
+        return [ticket for ticket in tickets if ticket != self._ticket_in_hand]
+
+    def _may_be_head(self, ticket: Ticket) -> bool:
+        """Whether FetchAdds can have taken Head from where it was to `ticket`: not back, and not beyond Tail."""
+        return (ticket - self._audited) & TICKET_MASK <= (self._tail_ticket() - self._audited) & TICKET_MASK
+
+    def _tail_ticket(self) -> Ticket:
+        return self.counter_form.ticket_of(self._tail[0])
 
     def _slot(self, ticket: Ticket) -> tuple[Ticket, BlockOffset]:
         """Sequence and Block Offset of the slot of `ticket`; the address comes from the ticket, not from a counter."""

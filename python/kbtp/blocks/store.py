@@ -6,8 +6,12 @@ A call out of turn raises `ApiMisuse` and changes nothing.
 
 A block is always in one place:
 
-    free (in the ring) --begin_alloc_store--> being filled --commit--> bound --begin_free--> free
-                        <------- abort ------                             \\-- while pinned: waiting --/
+    free (in its ring) --begin_alloc_store--> being filled --commit--> bound --begin_free--> free
+                        <------- abort ------                        /    \\-- while pinned: waiting --/
+                        ------------------ bind_ticket -------------/
+
+There is a ring that most holders share, and one for each holder with a partition of its own (draft 3.4, 6.6): all that
+it allocates comes from there and goes back there.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from kbtp.blocks.counter import MaskedCounter, checked_order
 from kbtp.blocks.handles import HandleRange, HandleRanges
 from kbtp.blocks.memory import Memory
 from kbtp.blocks.owner import LoadPin
+from kbtp.blocks.partition import Partitions, RingPartition
 from kbtp.blocks.pool import Pool
 from kbtp.blocks.quota import QuotaLedger
 from kbtp.blocks.ring import FreeBlockRing
@@ -55,7 +60,7 @@ class _WaitingFree:
 
 
 class BlockStore:
-    """`table` and `ring` over the blocks of `pool`, shared out by `quotas`.
+    """`table` and `ring` over the blocks of `pool`, shared out by `quotas`, and `partitions` over the rest.
 
     `clear_on_free`: blocks are overwritten with zeros before they return to the ring (draft 6.4, profile 3 "Trust
     domain"), whether they were bound or an allocation came to nothing.
@@ -64,7 +69,14 @@ class BlockStore:
     """
 
     def __init__(
-        self, pool: Pool, table: BlockTable, ring: FreeBlockRing, quotas: QuotaLedger, *, clear_on_free: bool = False
+        self,
+        pool: Pool,
+        table: BlockTable,
+        ring: FreeBlockRing,
+        quotas: QuotaLedger,
+        partitions: Partitions | None = None,
+        *,
+        clear_on_free: bool = False,
     ) -> None:
         if not all(map(pool.contains, ring.block_offsets)):
             raise ApiMisuse("every block of the ring is expected to be one of the pool's")
@@ -74,6 +86,7 @@ class BlockStore:
         self.table = table
         self.ring = ring
         self.quotas = quotas
+        self.partitions = partitions or Partitions(pool, 0, masked_counters=True, first_ticket=0)
         self.clear_on_free = clear_on_free
         self._ranges = HandleRanges(table.base_handle, table.handle_count)
         self._domains: dict[Handle, str] = {}
@@ -94,11 +107,17 @@ class BlockStore:
         ring_order: int,
         first_ticket: Ticket = 0,
         clear_on_free: bool = False,
+        direct_blocks: int = 0,
+        masked_counters: bool = True,
     ) -> BlockStore:
-        """A store whose table and ring no peer reaches: in memory of its own, with counters of the masked form.
+        """A store in memory of its own.
 
+        The last `direct_blocks` of the pool are for partitions, whose Heads have the form that `masked_counters` says
+        (draft 3.3 or 9.2). The others are in the shared ring, which has `ring_order` and which no peer reaches.
         Everything is unbound and free, and all quotas are still to grant. Raises `ApiMisuse` as the parts do.
         """
+        if not 0 <= direct_blocks < block_count:
+            raise ApiMisuse(f"{direct_blocks} blocks set aside: 0 to {block_count - 1} expected")
         pool = Pool(pool_memory, block_size_bytes, block_count, pool_base)
         table = BlockTable(bytearray(ENTRY_BYTES * max(0, table_handles)), table_base_handle, table_handles)
         table.initialize()
@@ -107,11 +126,13 @@ class BlockStore:
             bytearray(COUNTER_BYTES),
             bytearray(COUNTER_BYTES),
             ring_order,
-            [pool.offset_of(index) for index in range(block_count)],
+            [pool.offset_of(index) for index in range(block_count - direct_blocks)],
             MaskedCounter(ring_order),
             first_ticket,
         )
-        return cls(pool, table, ring, QuotaLedger(block_count), clear_on_free=clear_on_free)
+        partitions = Partitions(pool, direct_blocks, masked_counters=masked_counters, first_ticket=first_ticket)
+        quotas = QuotaLedger(block_count - direct_blocks)
+        return cls(pool, table, ring, quotas, partitions, clear_on_free=clear_on_free)
 
     # --- looking ---
 
@@ -124,8 +145,13 @@ class BlockStore:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that wait in the ring."""
-        return self.ring.free_count
+        """Blocks that are bound to nothing: in a ring, or in no partition yet."""
+        return self.ring.free_count + self.partitions.free_count
+
+    @property
+    def table_memory(self) -> memoryview:
+        """The octets of all entries, what Table STag lets an initiator read (draft 6.6)."""
+        return self.table.memory
 
     def bound_handles(self, handle_range: HandleRange) -> list[Handle]:
         """Those of `handle_range` that are bound now, for instance to free all that an identity owns."""
@@ -188,15 +214,18 @@ class BlockStore:
     def begin_alloc_store(self, handle: Handle, holder: Hashable) -> BlockOffset | Status:
         """Draft 6.3 steps 1 and 2: one unit of quota, then a block, for a handle that is not bound.
 
-        NO_SPACE if the quota is reached, found before a ticket is taken (profile 6.8). TARGET_ERROR if the ring has no
-        block ready all the same: one that others hold a ticket for. Neither changes anything. A Status is told from a
-        Block Offset by its type.
+        NO_SPACE if the quota is reached, found before a ticket is taken (profile 6.8); tickets that the holder itself
+        has taken and not bound count (draft 3.4). TARGET_ERROR if the ring has no block ready all the same: its slot
+        still holds one that is another ticket's. Neither changes anything. A Status is told from a Block Offset by its
+        type.
         """
         if self.table.read(handle).valid or handle in self._filling:
             raise ApiMisuse(f"handle {handle:#x} is bound or being bound")
-        if not self.quotas.charge(holder):
+        partition = self.partitions.of(holder)
+        unbound_count = partition.unbound_count if partition is not None else 0
+        if self.quotas.usage(holder) + unbound_count >= self.quotas.quota(holder) or not self.quotas.charge(holder):
             return Status.NO_SPACE
-        block_offset = self.ring.allocate()
+        block_offset = self._ring_of(holder).allocate()
         if block_offset is None:
             self.quotas.credit(holder)
             return Status.TARGET_ERROR
@@ -218,6 +247,77 @@ class BlockStore:
             raise ApiMisuse(f"handle {handle:#x} is not being bound to block offset {block_offset:#x} by {holder!r}")
         del self._filling[handle]
         self._return_block(block_offset, holder)
+
+    # --- partitions, and what an initiator allocates there itself (draft 6.6) ---
+
+    def open_partition(self, holder: Hashable, blocks: int) -> RingPartition | None:
+        """A ring of its own over `blocks` blocks, which are its quota from now on (draft 3.4); None: there is no room.
+
+        The holder may have a quota in the shared ring, but nothing bound: that quota is given back.
+        """
+        if self.quotas.usage(holder):
+            raise ApiMisuse(f"{holder!r} has blocks of the shared ring")
+        partition = self.partitions.open(holder, blocks)
+        if partition is not None:
+            self.quotas.set_apart(holder, blocks)
+        return partition
+
+    def partition_of(self, holder: Hashable) -> RingPartition | None:
+        return self.partitions.of(holder)
+
+    def close_partition(self, holder: Hashable) -> None:
+        """Clear it and give it back, and the holder's quota with it; every block is home, no ticket is taken."""
+        self.partitions.close(holder)
+        self.quotas.release(holder)
+
+    def bind_ticket(
+        self, handle: Handle, holder: Hashable, ticket: Ticket, block_offset: BlockOffset, data_length: int, seal: bool
+    ) -> Entry | Status:
+        """Draft 6.6 BIND: bind a handle that is not bound to the block that `holder` took with `ticket` and wrote.
+
+        NO_SPACE if that exceeds the quota, in which the ticket itself counts once (profile 8.10). TICKET_MISMATCH if
+        the ticket is not one that was taken and not bound, or its slot holds another block. Neither changes anything.
+        Audits Head, and raises `PeerMisbehaved` as that does.
+        """
+        partition = self._partition(holder)
+        if self.table.read(handle).valid or handle in self._filling:
+            raise ApiMisuse(f"handle {handle:#x} is bound or being bound")
+        self._check_length(data_length)
+        outstanding = partition.ring.is_outstanding(ticket)
+        others = partition.unbound_count - outstanding
+        if self.quotas.usage(holder) + others >= self.quotas.quota(holder):
+            return Status.NO_SPACE
+        if not outstanding or partition.read_slot(ticket) != block_offset:
+            return Status.TICKET_MISMATCH
+        self.quotas.charge(holder)
+        partition.ring.consume(ticket)
+        return self.table.bind(handle, block_offset, data_length, seal)
+
+    def reclaim_ticket(self, holder: Hashable, ticket: Ticket) -> BlockOffset:
+        """Draft 3.4: the block of one of `outstanding_tickets` returns to the ring with a new ticket; say which it was.
+
+        No RDMA Write of the initiator reaches the block any more. The unit of usage is released: it was no more than
+        the ticket.
+        """
+        partition = self._partition(holder)
+        block_offset = partition.read_slot(ticket)
+        if block_offset is None or not partition.ring.is_outstanding(ticket):
+            raise ApiMisuse(f"ticket {ticket} of {holder!r} is not outstanding")
+        partition.ring.consume(ticket)
+        if self.clear_on_free:
+            self.pool.clear(block_offset)
+        partition.ring.free(block_offset)
+        return block_offset
+
+    def _partition(self, holder: Hashable) -> RingPartition:
+        partition = self.partitions.of(holder)
+        if partition is None:
+            raise ApiMisuse(f"{holder!r} has no partition")
+        return partition
+
+    def _ring_of(self, holder: Hashable) -> FreeBlockRing:
+        partition = self.partitions.of(holder)
+        return partition.ring if partition is not None else self.ring
 
     # --- STORE ---
 
@@ -267,7 +367,7 @@ class BlockStore:
         if self.clear_on_free:
             self.pool.clear(block_offset)
         # Draft 3.4: quota comes back after the Tail ticket, so that a ticket on Head always has a block coming.
-        self.ring.free(block_offset)
+        self._ring_of(holder).free(block_offset)
         self.quotas.credit(holder)
 
     def _check_length(self, length_bytes: int) -> None:

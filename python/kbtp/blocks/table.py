@@ -162,6 +162,11 @@ class BlockTable:
         valid = np.uint64(network_word(_state_word(EntryFlag.VALID, 0, 0)))
         return [(handle_range.first + int(i)) & MASK64 for i in np.flatnonzero(states & valid)]
 
+    @property
+    def memory(self) -> memoryview:
+        """The octets of all entries."""
+        return self._words.cast("B")
+
     def _index(self, handle: Handle) -> int:
         """Of the entry's state word; the Block Offset follows."""
         if not self.contains(handle):

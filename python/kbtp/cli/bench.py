@@ -16,6 +16,7 @@ from rich.table import Table
 import kbtp
 from kbtp import limits
 from kbtp.address import Address
+from kbtp.cli.keys import key_file_option
 from kbtp.cli.serve import available_memory_bytes
 from kbtp.cli.units import Seconds, Size, format_size
 from kbtp.errors import ApiMisuse
@@ -62,6 +63,7 @@ class Reach:
     url: str | None
     pid: int | None
     namespace: str | None
+    key_file: str | None
     rnic: str
     spin_us: int | None
     threads: int = 1
@@ -90,6 +92,7 @@ class Reach:
     help="Event loops of the target that is started; beyond 1 for the native RNIC only.")  # fmt: skip
 @click.option("--rnic", default="auto", show_default=True, envvar="KBTP_RNIC", help="RNIC to use.")
 @click.option("--namespace", envvar="KBTP_NAMESPACE", help="Must equal the target's, when it has one.")
+@key_file_option
 @click.option(
     "--pid", type=click.IntRange(1), help="The target's process, if it runs on this machine: to tell its cost."
 )
@@ -97,7 +100,7 @@ class Reach:
 def bench(
     url: str | None, sizes: tuple[int, ...], operations: tuple[str, ...], initiators: tuple[int, ...],
     outstanding: int, rounds: int | None, seconds: float | None, quick: bool, spin_us: int | None, threads: int,
-    rnic: str, namespace: str | None, pid: int | None, as_json: bool,
+    rnic: str, namespace: str | None, key_file: str | None, pid: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure latency with one operation outstanding and throughput with many, and verify what comes back.
 
@@ -125,7 +128,7 @@ def bench(
         raise click.UsageError("--pid is for a target that was given; one that is started here is known")
     if threads > 1 and url is not None:
         raise click.UsageError("--threads is for a target that is started here; one that was given has its own")
-    reach = Reach(url, pid, namespace, rnic, spin_us, threads)
+    reach = Reach(url, pid, namespace, key_file if url is not None else None, rnic, spin_us, threads)
     said: list[str] = []
     if url is not None:
         Address.parse(url)
@@ -149,7 +152,7 @@ def bench(
 
 def _within_target(plan: Plan, reach: Reach, url: str, said: list[str]) -> tuple[Plan, Reach]:
     """Without the sizes and numbers of initiators that the target has no room for. Raises as `kbtp.connect` does."""
-    with kbtp.connect(url, name="kbtp bench", namespace=reach.namespace, handles=1) as client:
+    with kbtp.connect(url, name="kbtp bench", namespace=reach.namespace, key_file=reach.key_file, handles=1) as client:
         block_bytes, pool_blocks = client.terms.block_size_bytes, client.terms.pool_blocks
     sizes = [size for size in plan.sizes if size <= block_bytes]
     said += [
@@ -210,6 +213,7 @@ def _measure(plan: Plan, reach: Reach) -> tuple[dict[Cell, list[Figures]], dict[
                         "rnic": reach.rnic,
                         "spin_us": reach.spin_us,
                         "namespace": reach.namespace,
+                        "key_file": reach.key_file,
                     },
                     server_pids=lambda pids=pids: pids,  # type: ignore[misc]
                 )

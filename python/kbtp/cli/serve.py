@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -18,6 +19,8 @@ from kbtp import limits
 from kbtp.address import Address
 from kbtp.cli.units import FOREVER, Seconds, Size, format_size
 from kbtp.errors import ApiMisuse
+from kbtp.key_file import read_keys
+from kbtp.keys import Keys, parse_direct
 from kbtp.rnic import open_rnic
 from kbtp.target.config import TargetConfig
 from kbtp.target.server import Server
@@ -74,6 +77,14 @@ def _load_file(ctx: click.Context, _param: click.Parameter, value: Path | None) 
     help="Most blocks for one initiator.")  # fmt: skip
 @click.option("--namespace", default="", envvar="KBTP_NAMESPACE",
     help="Serve only initiators that name the same: a fingerprint of model, dtype and layout.")  # fmt: skip
+@click.option("--keys", "keys_file", type=click.Path(), envvar="KBTP_KEYS",
+    help="Serve only initiators with one of the keys in this file; see kbtp keys.")  # fmt: skip
+@click.option("--direct", default="none", show_default=True, envvar="KBTP_DIRECT",
+    help="Direct modes for initiators trusted with all blocks: load, alloc or load,alloc.")  # fmt: skip
+@click.option("--direct-blocks", type=int, default=_DEFAULTS.direct_blocks, show_default=True,
+    envvar="KBTP_DIRECT_BLOCKS", help="Blocks set aside for initiators that allocate directly.")  # fmt: skip
+@click.option("--ticket-timeout", type=Seconds(), default=_DEFAULTS.ticket_timeout_s, show_default="10s",
+    envvar="KBTP_TICKET_TIMEOUT", help="How long a block taken directly may go without BIND.")  # fmt: skip
 @click.option("--name", default="", envvar="KBTP_NAME", help="Shown to initiators and in logs.")
 @click.option("--linger", type=Seconds(), default=_DEFAULTS.linger_s, show_default="1h", envvar="KBTP_LINGER",
     help=f"How long an initiator's blocks outlive its connection; 0 or {FOREVER!r} are possible.")  # fmt: skip
@@ -97,13 +108,15 @@ def _load_file(ctx: click.Context, _param: click.Parameter, value: Path | None) 
 @click.option("--json", "as_json", is_flag=True, help="Print the ready line as a JSON object.")
 def serve(
     host: str, port: int, block_size: int, pool_size: int | None, pool_blocks: int | None, quota: int, max_quota: int,
-    namespace: str, name: str, linger: float, drain: float, request_credits: int, threads: int, spin_us: int,
-    rnic_name: str, log_level: str, as_json: bool,
+    namespace: str, keys_file: str | None, direct: str, direct_blocks: int, ticket_timeout: float, name: str,
+    linger: float, drain: float, request_credits: int, threads: int, spin_us: int, rnic_name: str, log_level: str,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Serve a pool of blocks until SIGTERM or Ctrl-C, then finish what is outstanding and exit.
 
     SIGUSR1 makes it print a line of what it counts: sessions, used blocks, and how many requests the native RNIC left
-    to Python, by reason. With --json that is an object too.
+    to Python, by reason. With --json that is an object too. SIGHUP makes it read --keys again: sessions of keys that
+    are gone are ended.
 
     Every option can also be set by the environment variable KBTP_<OPTION> or in the [serve] table of a TOML file; a
     flag wins over the environment, the environment over the file.
@@ -113,8 +126,11 @@ def serve(
       kbtp serve --block-size 2MiB --pool-size 16GiB
       kbtp serve --host 0.0.0.0 --namespace llama-3-8b/bf16/tp2 --linger forever
       KBTP_QUOTA=512 kbtp serve --config /etc/kbtp.toml
+      kbtp serve --keys target.keys
+      kbtp serve --direct load,alloc --pool-blocks 1024 --direct-blocks 256
       kill -USR1 PID
     """
+    keys_again = None if keys_file is None else partial(read_keys, keys_file)
     config = TargetConfig(
         block_size_bytes=block_size,
         pool_blocks=_pool_blocks(pool_size, pool_blocks, block_size),
@@ -122,7 +138,11 @@ def serve(
         max_quota=max_quota,
         request_credits=request_credits,
         namespace=namespace.encode(),
+        keys=Keys() if keys_again is None else keys_again(),
         name=name,
+        direct=parse_direct(direct),
+        direct_blocks=direct_blocks,
+        ticket_timeout_s=ticket_timeout,
         linger_s=linger,
         drain_s=drain,
     )
@@ -132,7 +152,7 @@ def serve(
     _check_memory(config)
     try:
         rnic = open_rnic(rnic_name, spin_us=spin_us)
-        server = Server(config, rnic, threads=threads)
+        server = Server(config, rnic, threads=threads, read_keys=keys_again)
     except (MemoryError, OSError) as error:
         raise click.UsageError(f"cannot allocate a pool of {format_size(config.pool_bytes)}: {error}") from None
     try:
@@ -143,6 +163,8 @@ def serve(
         raise click.UsageError(f"cannot listen on {Address(host, port)}: {why}") from None
     _stop_on_signals(server)
     _tell_counters_on_signal(server, rnic, as_json)
+    if keys_file is not None:
+        signal.signal(signal.SIGHUP, lambda _number, _frame: server.request_keys())
     click.echo(_ready_line(address, config, as_json))
     sys.stdout.flush()
     server.run()

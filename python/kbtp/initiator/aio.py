@@ -30,8 +30,8 @@ from kbtp.initiator.batches import (
 from kbtp.initiator.connection import Connection, deadline_exceeded
 from kbtp.initiator.operations import Result
 from kbtp.initiator.session import InitiatorConfig
-from kbtp.initiator.view import SessionView
-from kbtp.types import BlockRef, Generation, Handle, Opcode, RequestFlag
+from kbtp.initiator.view import Mode, SessionView
+from kbtp.types import BlockRef, Feature, Generation, Handle, Opcode, RequestFlag
 from kbtp.verbs.api import MemoryRegion, Rnic
 
 
@@ -91,10 +91,12 @@ class AsyncClient(SessionView):
         *,
         generation: Generation = 0,
         allow_unsealed: bool = False,
+        mode: Mode = "request",
         timeout_s: float | None = None,
     ) -> int:
         """See `Client.load`."""
-        batch = Batch(Opcode.LOAD, loading(allow_unsealed), (block,), (into,), generation)
+        direct = self._is_direct(mode, Feature.DIRECT_LOAD)
+        batch = Batch(Opcode.LOAD, loading(allow_unsealed), (block,), (into,), generation, direct)
         return (await self._one(batch, timeout_s)).length_bytes
 
     async def store(
@@ -110,10 +112,18 @@ class AsyncClient(SessionView):
         return (await self._one(Batch(Opcode.STORE, sealing(seal), (block,), (data,), generation), timeout_s)).ref
 
     async def alloc_store(
-        self, data: object, *, handle: Handle | None = None, seal: bool = True, timeout_s: float | None = None
+        self,
+        data: object,
+        *,
+        handle: Handle | None = None,
+        seal: bool = True,
+        mode: Mode = "request",
+        timeout_s: float | None = None,
     ) -> BlockRef:
         """See `Client.alloc_store`."""
-        return (await self._one(Batch(Opcode.ALLOC_STORE, sealing(seal), (handle,), (data,)), timeout_s)).ref
+        direct = self._is_direct(mode, Feature.DIRECT_ALLOC)
+        batch = Batch(Opcode.ALLOC_STORE, sealing(seal), (handle,), (data,), direct=direct)
+        return (await self._one(batch, timeout_s)).ref
 
     async def free(
         self, block: BlockRef | Handle, *, generation: Generation = 0, timeout_s: float | None = None
@@ -129,10 +139,12 @@ class AsyncClient(SessionView):
         into: Sequence[object],
         *,
         allow_unsealed: bool = False,
+        mode: Mode = "request",
         timeout_s: float | None = None,
     ) -> Results:
         """See `Client.load_many`."""
-        return await self._many(load_batch(blocks, into, allow_unsealed), timeout_s)
+        direct = self._is_direct(mode, Feature.DIRECT_LOAD)
+        return await self._many(load_batch(blocks, into, allow_unsealed, direct), timeout_s)
 
     async def store_many(
         self,
@@ -151,10 +163,12 @@ class AsyncClient(SessionView):
         *,
         handles: Sequence[Handle] | None = None,
         seal: bool = True,
+        mode: Mode = "request",
         timeout_s: float | None = None,
     ) -> Results:
         """See `Client.alloc_store_many`."""
-        return await self._many(alloc_store_batch(data, handles, seal), timeout_s)
+        direct = self._is_direct(mode, Feature.DIRECT_ALLOC)
+        return await self._many(alloc_store_batch(data, handles, seal, direct), timeout_s)
 
     async def free_many(self, blocks: Sequence[BlockRef | Handle], *, timeout_s: float | None = None) -> Results:
         """See `Client.free_many`."""
@@ -220,7 +234,7 @@ class AsyncClient(SessionView):
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         done: asyncio.Future[None] = self._loop.create_future()
         batch.when_done = partial(_resolve_once, done)
-        self._connection.submit(batch)
+        self._connection.submit(batch, time.monotonic())
         self._arm()
         expiry = self._loop.call_later(limit_s, self._expire, limit_s)
         cancelled: asyncio.CancelledError | None = None

@@ -126,6 +126,8 @@ class Batch:
     """To load into or to store from; None for FREE."""
     generation: Generation = 0
     """Instead of those of the blocks, unless 0."""
+    direct: bool = False
+    """In a direct mode (LOAD and ALLOC_STORE only)."""
     results: Results | None = None
     when_done: Callable[[], None] | None = field(default=None, repr=False)
 
@@ -151,12 +153,14 @@ class Batch:
             handle, generation = (None, 0) if chooses else named(block, self.generation)
         except ApiMisuse as error:
             return Operation(self.opcode, None, result=Result(None, error=error))
-        return Operation(self.opcode, handle, generation, self.flags, buffer)
+        return Operation(self.opcode, handle, generation, self.flags, buffer, self.direct)
 
 
-def load_batch(blocks: Sequence[BlockRef | Handle], into: Sequence[object], allow_unsealed: bool) -> Batch:
+def load_batch(
+    blocks: Sequence[BlockRef | Handle], into: Sequence[object], allow_unsealed: bool, direct: bool = False
+) -> Batch:
     _equally_many(blocks=blocks, into=into)
-    return Batch(Opcode.LOAD, loading(allow_unsealed), blocks, into)
+    return Batch(Opcode.LOAD, loading(allow_unsealed), blocks, into, direct=direct)
 
 
 def store_batch(blocks: Sequence[BlockRef | Handle], data: Sequence[object], seal: bool) -> Batch:
@@ -164,10 +168,12 @@ def store_batch(blocks: Sequence[BlockRef | Handle], data: Sequence[object], sea
     return Batch(Opcode.STORE, sealing(seal), blocks, data)
 
 
-def alloc_store_batch(data: Sequence[object], handles: Sequence[Handle] | None, seal: bool) -> Batch:
+def alloc_store_batch(
+    data: Sequence[object], handles: Sequence[Handle] | None, seal: bool, direct: bool = False
+) -> Batch:
     chosen: Sequence[Handle | None] = [None] * len(data) if handles is None else handles
     _equally_many(data=data, handles=chosen)
-    return Batch(Opcode.ALLOC_STORE, sealing(seal), chosen, data)
+    return Batch(Opcode.ALLOC_STORE, sealing(seal), chosen, data, direct=direct)
 
 
 def free_batch(blocks: Sequence[BlockRef | Handle]) -> Batch:

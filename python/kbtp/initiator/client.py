@@ -29,8 +29,8 @@ from kbtp.initiator.connection import Connection
 from kbtp.initiator.operations import advice
 from kbtp.initiator.rnic_carrier import Record
 from kbtp.initiator.session import InitiatorConfig
-from kbtp.initiator.view import SessionView
-from kbtp.types import BlockRef, Generation, Handle, Opcode, RequestFlag, Status
+from kbtp.initiator.view import Mode, SessionView
+from kbtp.types import BlockRef, Feature, Generation, Handle, Opcode, RequestFlag, Status
 from kbtp.verbs.api import MemoryRegion, Rnic
 
 
@@ -69,6 +69,7 @@ class Client(SessionView):
         *,
         generation: Generation = 0,
         allow_unsealed: bool = False,
+        mode: Mode = "request",
         timeout_s: float | None = None,
     ) -> int:
         """LOAD (draft 6.1): place the block at the start of `into`; returns its octets.
@@ -76,8 +77,13 @@ class Client(SessionView):
         With a `BlockRef` or a `generation` the block is that very binding or the call raises
         `GenerationMismatch`. `allow_unsealed` permits to read a block that its owner may be storing to at the
         same time: what comes may then be a mixture.
+
+        `mode="direct"` reads entry and block itself (draft 6.6) where DIRECT_LOAD was granted; what that cannot do is
+        left to LOAD. Statuses are those of LOAD, but a handle of nobody's is NOT_BOUND, and octets of `into` that are
+        not part of what was loaded may have changed. It is not ordered with requests that are still outstanding.
         """
-        return self._one(Opcode.LOAD, loading(allow_unsealed), generation, block, into, timeout_s)[2]
+        direct = self._is_direct(mode, Feature.DIRECT_LOAD)
+        return self._one(Opcode.LOAD, loading(allow_unsealed), generation, block, into, timeout_s, direct)[2]
 
     def store(
         self,
@@ -92,10 +98,20 @@ class Client(SessionView):
         return _ref(self._one(Opcode.STORE, sealing(seal), generation, block, data, timeout_s))
 
     def alloc_store(
-        self, data: object, *, handle: Handle | None = None, seal: bool = True, timeout_s: float | None = None
+        self,
+        data: object,
+        *,
+        handle: Handle | None = None,
+        seal: bool = True,
+        mode: Mode = "request",
+        timeout_s: float | None = None,
     ) -> BlockRef:
-        """ALLOC_STORE (draft 6.3): store `data` in a new block under `handle`, or under a free handle of ours."""
-        return _ref(self._one(Opcode.ALLOC_STORE, sealing(seal), 0, handle, data, timeout_s))
+        """ALLOC_STORE (draft 6.3): store `data` in a new block under `handle`, or under a free handle of ours.
+
+        `mode="direct"` takes the block itself and binds it with BIND (draft 6.6) where DIRECT_ALLOC was granted.
+        """
+        direct = self._is_direct(mode, Feature.DIRECT_ALLOC)
+        return _ref(self._one(Opcode.ALLOC_STORE, sealing(seal), 0, handle, data, timeout_s, direct))
 
     def free(self, block: BlockRef | Handle, *, generation: Generation = 0, timeout_s: float | None = None) -> None:
         """FREE (draft 6.4): unbind the handle and give the block back."""
@@ -109,15 +125,19 @@ class Client(SessionView):
         into: Sequence[object],
         *,
         allow_unsealed: bool = False,
+        mode: Mode = "request",
         timeout_s: float | None = None,
     ) -> Results:
         """LOAD each of `blocks` into the buffer at its place in `into`; one `Result` an item, in order.
 
         No batch form raises for what becomes of an item: not for a refusal, a buffer that cannot be used or a lost
-        connection. All of them raise `ApiMisuse` if their arguments are not equally many. A load into memory that an
+        connection. All of them raise `ApiMisuse` if their arguments are not equally many, or for a mode that was not
+        granted. A load into memory that an
         earlier one of the batch, or one still outstanding, goes to is refused: both would be told SUCCESS.
         """
-        return self._many(load_batch(blocks, into, allow_unsealed), timeout_s)
+        return self._many(
+            load_batch(blocks, into, allow_unsealed, self._is_direct(mode, Feature.DIRECT_LOAD)), timeout_s
+        )
 
     def store_many(
         self,
@@ -136,10 +156,13 @@ class Client(SessionView):
         *,
         handles: Sequence[Handle] | None = None,
         seal: bool = True,
+        mode: Mode = "request",
         timeout_s: float | None = None,
     ) -> Results:
         """ALLOC_STORE each of `data`, under `handles` or free handles of ours; one `Result` an item."""
-        return self._many(alloc_store_batch(data, handles, seal), timeout_s)
+        return self._many(
+            alloc_store_batch(data, handles, seal, self._is_direct(mode, Feature.DIRECT_ALLOC)), timeout_s
+        )
 
     def free_many(self, blocks: Sequence[BlockRef | Handle], *, timeout_s: float | None = None) -> Results:
         """FREE each of `blocks`; one `Result` an item."""
@@ -184,12 +207,13 @@ class Client(SessionView):
         block: BlockRef | Handle | None,
         buffer: object,
         timeout_s: float | None,
+        direct: bool = False,
     ) -> Record:
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         with self._lock:
             try:
                 record, error = self._connection.run_one(
-                    opcode, flags, generation, block, buffer, limit_s, time.monotonic
+                    opcode, flags, generation, block, buffer, limit_s, time.monotonic, direct=direct
                 )
             except BaseException:
                 self._interrupted()

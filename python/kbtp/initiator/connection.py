@@ -22,7 +22,7 @@ from kbtp.errors import (
 )
 from kbtp.initiator.batches import Batch, Results
 from kbtp.initiator.rnic_carrier import NO_RECORD, Record, RnicCarrier
-from kbtp.initiator.session import InitiatorConfig, InitiatorSession, accepted
+from kbtp.initiator.session import InitiatorConfig, InitiatorSession, SaidHello, accepted
 from kbtp.initiator.session_carrier import SessionCarrier
 from kbtp.types import BlockRef, Generation, Handle, Opcode, RequestFlag, TerminateCause
 from kbtp.verbs.api import (
@@ -44,7 +44,7 @@ from kbtp.verbs.api import (
 )
 from kbtp.verbs.buffers import buffer_of
 from kbtp.verbs.requester import CarryingStream, RecordStatus
-from kbtp.wire import ConnectionData, HelloAck
+from kbtp.wire import ConnectionData, HelloAck, Nonces
 
 log = logging.getLogger("kbtp.initiator")
 
@@ -79,6 +79,8 @@ class Connection:
         self._limit_s = timeout_s if limit_s is None else limit_s
         self._connect_deadline_s = now_s + timeout_s
         self._attempt_deadline_s = 0.0
+        self._nonce = b""
+        self._said: SaidHello | None = None
         self._carrier: SessionCarrier | RnicCarrier | None = None
         self._regions: list[MemoryRegion] = []
         try:
@@ -100,6 +102,10 @@ class Connection:
         if self.session is None and self.error is None:
             until_attempt_s = max(0.0, self._attempt_deadline_s - now_s)
             timeout_s = until_attempt_s if timeout_s is None else min(timeout_s, until_attempt_s)
+        due_s = self._carrier.due_s() if isinstance(self._carrier, SessionCarrier) else None
+        if due_s is not None:
+            until_due_s = max(0.0, due_s - now_s)
+            timeout_s = until_due_s if timeout_s is None else min(timeout_s, until_due_s)
         return timeout_s
 
     def wait_s(self, left_s: float, now_s: float) -> float:
@@ -116,11 +122,12 @@ class Connection:
         if self._stream is not None:
             stream, self._stream = self._stream, None
             stream.abort()
+        self._nonce = secrets.token_bytes(limits.CONNECTION_NONCE_BYTES)
         self._stream = self._channel.connect(
             self.address.host,
             self.address.port,
             pd=self._pd,
-            private_data=ConnectionData(secrets.token_bytes(limits.CONNECTION_NONCE_BYTES)).pack(),
+            private_data=ConnectionData(self._nonce).pack(),
             ird=self.config.read_depth,
             ord_=self.config.read_depth,
             timeout_s=left_s,
@@ -133,12 +140,14 @@ class Connection:
 
     def _established(self, event: Established) -> None:
         try:
-            ConnectionData.parse(event.private_data)
+            target_nonce = ConnectionData.parse(event.private_data).nonce
         except WireFormatError as error:
             self.end(PeerIncompatible(f"{self.address} speaks iWARP but is not a KBTP target ({error})"))
             return
+        features = self.config.features(self._rnic.capabilities, event.stream.ord_)
+        self._said = SaidHello.on(self.config, Nonces(self._nonce, target_nonce), features)
         try:
-            event.stream.post([Send(0, inline=self.config.hello().pack())])
+            event.stream.post([Send(0, inline=self._said.octets)])
         except ConnectionLost:
             return  # its StreamEnded says why
 
@@ -150,12 +159,21 @@ class Connection:
             return
         self._reap(timeout_s)
         now_s = now()
+        self._advance(now_s)
         if self.session is None and self.error is None and now_s >= self._attempt_deadline_s:
             if now_s >= self._connect_deadline_s:
                 self._connect_timed_out()
             else:
                 log.info("%s: no HELLO_ACK within %g s, trying again", self.address, limits.HELLO_ACK_TIMEOUT_S)
                 self._attempt(now_s)
+
+    def _advance(self, now_s: float) -> None:
+        if not isinstance(self._carrier, SessionCarrier) or self.error is not None:
+            return
+        try:
+            self._carrier.advance(now_s)
+        except PeerMisbehaved as error:
+            self._terminate(error)
 
     def _reap(self, timeout_s: float) -> None:
         if self.error is not None:
@@ -169,8 +187,8 @@ class Connection:
             if isinstance(self._carrier, RnicCarrier):
                 self._carrier.done(event.batch)
         elif isinstance(event, WorkCompletion):
-            if event.stream is self._stream and event.opcode is WcOpcode.RECV and event.status is WcStatus.SUCCESS:
-                self._received(event)
+            if event.stream is self._stream and event.status is WcStatus.SUCCESS:
+                self._completed(event)
         elif isinstance(event, Established):
             if event.stream is self._stream:
                 self._established(event)
@@ -198,6 +216,12 @@ class Connection:
     def _connect_timed_out(self) -> None:
         self.end(DeadlineExceeded(f"{self.address} did not answer within {self._limit_s:g} s; is a KBTP target there?"))
 
+    def _completed(self, completion: WorkCompletion) -> None:
+        if completion.opcode is WcOpcode.RECV:
+            self._received(completion)
+        elif isinstance(self._carrier, SessionCarrier):
+            self._carrier.completed(completion)
+
     def _received(self, completion: WorkCompletion) -> None:
         slot, size = completion.wr_id, self.config.max_message_bytes
         message = self._receives.view[slot * size : slot * size + completion.length]
@@ -206,14 +230,14 @@ class Connection:
         ack: HelloAck | None = None
         try:
             if self._carrier is None:
-                ack = accepted(self.config, message)
+                assert self._said is not None  # nothing is received before `Established`
+                ack = accepted(self.config, self._said, message)
             elif isinstance(self._carrier, SessionCarrier):
                 self._carrier.received(message)
             else:  # it came before the RNIC took over, when no request was out
                 raise PeerMisbehaved(TerminateCause.RDMAP_UNSPECIFIED, "a message came that answers nothing")
         except PeerMisbehaved as error:
-            stream.terminate(error.cause)
-            self._misbehaved(error)
+            self._terminate(error)
             return
         except OperationRefused as error:
             self.end(error)
@@ -224,17 +248,20 @@ class Connection:
                 self._open(stream, ack)
         except ConnectionLost:
             return  # its StreamEnded says why
-        if isinstance(self._carrier, SessionCarrier):
-            self._carrier.send_ready()
 
     def _open(self, stream: Stream, ack: HelloAck) -> None:
         session = InitiatorSession(self.config, ack)
-        if isinstance(stream, CarryingStream):
+        if isinstance(stream, CarryingStream) and not session.is_direct:
             requester = stream.carry(session.grant(self._receives))
             self._carrier = RnicCarrier(requester, ack.handle_count, self._why_lost)
         else:
             self._carrier = SessionCarrier(session, stream, self._rnic, self._pd)
         self.session = session
+
+    def _terminate(self, error: PeerMisbehaved) -> None:
+        if self._stream is not None:
+            self._stream.terminate(error.cause)
+        self._misbehaved(error)
 
     def _misbehaved(self, error: PeerMisbehaved) -> None:
         log.warning("%s: %s", self.address, error)
@@ -272,12 +299,12 @@ class Connection:
 
     # --- operations ----------------------------------------------------------------------------
 
-    def submit(self, batch: Batch) -> None:
+    def submit(self, batch: Batch, now_s: float) -> None:
         """Queue a batch, which gets its `results` in a later `pump`, at once if the session has ended."""
         if self._carrier is None or self.error is not None:
             batch.fail(self._lost())
         else:
-            self._carrier.submit(batch)
+            self._carrier.submit(batch, now_s)
 
     def run(self, batch: Batch, limit_s: float, now: Callable[[], float]) -> Results:
         """Submit a batch and wait for it; a session that does not end it within `limit_s` is ended itself."""
@@ -285,7 +312,7 @@ class Connection:
             if not self._carrier.run(batch, limit_s):
                 self.end(deadline_exceeded(self.address, limit_s))
         else:
-            self.submit(batch)
+            self.submit(batch, now())
             deadline_s = now() + limit_s
             while batch.results is None:
                 left_s = deadline_s - now()
@@ -305,6 +332,8 @@ class Connection:
         buffer: object,
         limit_s: float,
         now: Callable[[], float],
+        *,
+        direct: bool = False,
     ) -> tuple[Record, KbtpError | None]:
         """As `run` for one request: its record, and why there is no answer if there is none."""
         carrier = self._carrier
@@ -315,7 +344,7 @@ class Connection:
             self.end(deadline_exceeded(self.address, limit_s))
             return NO_RECORD, self._lost()
         buffers = None if opcode is Opcode.FREE else (buffer,)
-        result = self.run(Batch(opcode, flags, (block,), buffers, generation), limit_s, now)[0]
+        result = self.run(Batch(opcode, flags, (block,), buffers, generation, direct), limit_s, now)[0]
         status = RecordStatus.LOST if result.status is None else result.status
         return (status, result.generation, result.length_bytes, result.handle, result.block_offset), result.error
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kbtp.errors import ApiMisuse, KbtpError, refused
-from kbtp.types import BlockOffset, BlockRef, Generation, Handle, Opcode, RequestFlag, Status
+from kbtp.types import BlockOffset, BlockRef, Generation, Handle, Opcode, RequestFlag, Status, Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +60,31 @@ def advice(status: Status, handle: Handle, length_bytes: int) -> str:
     return f"handle {handle}: {text.get(status, 'refused by the target')}"
 
 
+@dataclass(frozen=True, slots=True)
+class TakenBlock:
+    """A block that a ticket stands for, until BIND or the end of the ticket (draft 6.6)."""
+
+    ticket: Ticket
+    block_offset: BlockOffset
+
+
 @dataclass(slots=True, eq=False)
 class Operation:
     """One request on its way; becomes `result` when its completion comes or its session ends."""
 
     opcode: Opcode
     handle: Handle | None
-    """None: the session chooses a free one (ALLOC_STORE only)."""
+    """None: the session chooses a free one (ALLOC_STORE and BIND only)."""
     generation: Generation = 0
     flags: RequestFlag = RequestFlag.NONE
     buffer: object = None
     """The memory to load into or to store from."""
+    direct: bool = False
+    """To be done in a direct mode (draft 6.6), as far as that can."""
+    taken: TakenBlock | None = None
+    """What BIND binds."""
+    reserved_handle: Handle | None = None
+    """What the session has chosen before it is asked for the request."""
     chosen_handle: Handle = 0
     request_id: int = 0
     length_bytes: int = 0

@@ -34,7 +34,7 @@ class RnicCarrier:
         self._lost = lost
         self._batches: dict[int, tuple[Batch, Wrong]] = {}
 
-    def submit(self, batch: Batch) -> None:
+    def submit(self, batch: Batch, _now_s: float) -> None:
         """Queue a batch, which gets its `results` after its `BatchDone`."""
         try:
             number = self._requester.submit(batch.opcode, batch.flags, batch.generation, batch.blocks, batch.buffers)

@@ -11,20 +11,26 @@ from dataclasses import dataclass
 
 from kbtp import limits
 from kbtp.errors import ApiMisuse, KbtpError, PeerMisbehaved, WireFormatError, refused
+from kbtp.initiator.direct import DIRECT, direct_checks
 from kbtp.initiator.operations import Operation, Result, no_handle
+from kbtp.keys import Key
 from kbtp.types import Feature, Handle, HelloAckFlag, Opcode, RequestFlag, Status, TerminateCause
-from kbtp.verbs.api import MemoryRegion
+from kbtp.verbs.api import Capabilities, MemoryRegion
 from kbtp.verbs.requester import RequestGrant
 from kbtp.wire import (
     AllocStore,
+    Bind,
     Completion,
     DataDescriptor,
     Free,
     Hello,
     HelloAck,
     Load,
+    Nonces,
     Store,
+    check_hello_ack,
     parse_response,
+    sign_hello,
 )
 
 HELLO_REQUEST_ID = 0
@@ -41,11 +47,15 @@ class InitiatorConfig:
     handles: int = 0
     name: str | None = None
     namespace: bytes | None = None
+    key: Key | None = None
+    """What to authenticate with (profile 4); None: not at all."""
     completion_credits: int = limits.DEFAULT_COMPLETION_CREDITS
     max_message_bytes: int = limits.DEFAULT_INITIATOR_MAX_MESSAGE_BYTES
     read_depth: int = limits.DEFAULT_READ_DEPTH
     inline_max_bytes: int = limits.DEFAULT_INLINE_MAX_BYTES
     """Data up to this length travels inside the request where the target's Max Message allows."""
+    direct: Feature = Feature.NONE
+    """DIRECT_LOAD, DIRECT_ALLOC or both: direct modes to ask for (draft 6.6)."""
 
     def __post_init__(self) -> None:
         if self.initiator_id is not None and (
@@ -64,12 +74,26 @@ class InitiatorConfig:
         ):
             if not low <= value <= high:
                 raise ApiMisuse(f"{label} of {value}: must be {low} to {high}")
+        if self.direct & ~DIRECT:
+            raise ApiMisuse(f"direct {self.direct!r}: DIRECT_LOAD and DIRECT_ALLOC are the direct modes there are")
+        if self.direct and not self.read_depth:
+            raise ApiMisuse("read_depth of 0: a direct mode reads from the target, and needs 1 at least")
         self.hello().pack()  # raises `ApiMisuse` for a name or namespace that does not fit
 
-    def hello(self) -> Hello:
+    def features(self, capabilities: Capabilities, read_depth: int) -> Feature:
+        """What to ask for on a stream of an RNIC that can have `read_depth` reads outstanding (profile 3)."""
+        features = Feature.INVALIDATE
+        if read_depth:
+            features |= self.direct & Feature.DIRECT_LOAD
+            if self.direct & Feature.DIRECT_ALLOC and capabilities.atomics:
+                masked = Feature.MASKED_ATOMICS if capabilities.masked_atomics else Feature.NONE
+                features |= Feature.DIRECT_ALLOC | masked
+        return features
+
+    def hello(self, requested_features: Feature = Feature.INVALIDATE) -> Hello:
         return Hello(
             request_id=HELLO_REQUEST_ID,
-            requested_features=Feature.INVALIDATE,
+            requested_features=requested_features,
             requested_quota=self.quota,
             requested_handles=self.handles,
             completion_credits=self.completion_credits,
@@ -78,6 +102,22 @@ class InitiatorConfig:
             name=self.name,
             namespace=self.namespace,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SaidHello:
+    """A HELLO as it leaves on one connection."""
+
+    octets: bytes
+    nonces: Nonces
+    features: Feature
+
+    @classmethod
+    def on(cls, config: InitiatorConfig, nonces: Nonces, features: Feature = Feature.INVALIDATE) -> SaidHello:
+        """A HELLO that asks for `features`."""
+        hello = config.hello(features)
+        octets = hello.pack() if config.key is None else sign_hello(hello, config.key, nonces)
+        return cls(octets, nonces, features)
 
 
 class HandleChooser:
@@ -122,6 +162,13 @@ class InitiatorSession:
         self._queue: deque[Operation] = deque()
         self._outstanding: dict[int, Operation] = {}
         self._next_request_id = HELLO_REQUEST_ID + 1
+        self._used_blocks = ack.bound_blocks
+        self.direct_alloc_is_over = False
+        """A ticket ran out (profile 6.11)."""
+
+    @property
+    def is_direct(self) -> bool:
+        return bool(self.ack.granted_features & DIRECT)
 
     @property
     def outstanding(self) -> int:
@@ -155,7 +202,9 @@ class InitiatorSession:
         """
         while self._queue and len(self._outstanding) < self.ack.request_credits:
             operation = self._queue.popleft()
-            handle = operation.handle if operation.handle is not None else self.handles.take()
+            handle = operation.handle
+            if handle is None and self.reserve_handle(operation):
+                handle, operation.reserved_handle = operation.reserved_handle, None
             if handle is None:
                 operation.finish(Result(Status.NO_SPACE, error=no_handle(self.ack.handle_count)))
                 continue
@@ -163,15 +212,38 @@ class InitiatorSession:
             operation.request_id = self._next_request_id
             self._next_request_id = (self._next_request_id + 1) & ((1 << 64) - 1)
             self._outstanding[operation.request_id] = operation
+            self._used_blocks += operation.opcode is Opcode.ALLOC_STORE
             return operation
         return None
 
     def withdraw(self, operation: Operation, error: KbtpError) -> None:
         """`operation` from `ready` will not be sent: it ends with `error`."""
         del self._outstanding[operation.request_id]
+        self._used_blocks -= operation.opcode is Opcode.ALLOC_STORE
         if operation.handle is None:
             self.handles.free(operation.chosen_handle)
         operation.finish(Result(None, operation.chosen_handle, error=error))
+
+    def reserve_handle(self, operation: Operation) -> bool:
+        """Choose the handle of `operation` now, unless it has one; False if all are bound."""
+        if operation.handle is None and operation.reserved_handle is None:
+            operation.reserved_handle = self.handles.take()
+        return operation.handle is not None or operation.reserved_handle is not None
+
+    def unreserve_handle(self, operation: Operation) -> None:
+        if operation.reserved_handle is not None:
+            self.handles.free(operation.reserved_handle)
+            operation.reserved_handle = None
+
+    def reserve_block(self) -> bool:
+        """Count a ticket before it is taken (draft 3.4, profile 6.8); False if that is more than the quota.
+
+        It counts until a FREE of what was bound with it has completed.
+        """
+        if self._used_blocks >= self.ack.allocation_quota:
+            return False
+        self._used_blocks += 1
+        return True
 
     def request(
         self, operation: Operation, *, stag: int, to: int, length: int, inline: bytes | None, invalidate: bool = False
@@ -190,6 +262,9 @@ class InitiatorSession:
         data = DataDescriptor(stag, to, length)
         if operation.opcode is Opcode.FREE:
             return Free(*common, flags).pack()
+        if operation.opcode is Opcode.BIND:
+            assert operation.taken is not None
+            return Bind(*common, flags, operation.taken.ticket, length, operation.taken.block_offset).pack()
         if operation.opcode is Opcode.LOAD:
             return Load(*common, flags, data).pack()
         kind = Store if operation.opcode is Opcode.STORE else AllocStore
@@ -212,6 +287,8 @@ class InitiatorSession:
             and completion.data_length > operation.length_bytes
         ):
             raise _misbehaved(f"LOAD of {completion.data_length} octets into {operation.length_bytes}")
+        if operation.opcode is Opcode.BIND and completion.status is Status.SUCCESS:
+            _check_bound(operation, completion)
         del self._outstanding[completion.request_id]
         if self._try_another_handle(operation, completion):
             return None
@@ -230,17 +307,21 @@ class InitiatorSession:
     def _try_another_handle(self, operation: Operation, completion: Completion) -> bool:
         if operation.handle is not None or completion.status is not Status.ALREADY_BOUND:
             return False
+        self._used_blocks -= operation.opcode is Opcode.ALLOC_STORE
         self._queue.appendleft(operation)
         return True
 
     def _note_handle(self, operation: Operation, completion: Completion) -> None:
         success = completion.status is Status.SUCCESS
-        if operation.opcode is Opcode.ALLOC_STORE:
+        if operation.opcode in (Opcode.ALLOC_STORE, Opcode.BIND):
+            # A ticket whose BIND was refused is still out (profile 6.11).
+            self._used_blocks -= operation.opcode is Opcode.ALLOC_STORE and not success
             if success or completion.status is Status.ALREADY_BOUND:
                 self.handles.bound(operation.chosen_handle)
             elif operation.handle is None:
                 self.handles.free(operation.chosen_handle)
         elif operation.opcode is Opcode.FREE and (success or completion.status is Status.NOT_BOUND):
+            self._used_blocks -= success
             self.handles.free(operation.chosen_handle)
 
     def fail(self, error: KbtpError) -> None:
@@ -251,11 +332,11 @@ class InitiatorSession:
         self._queue.clear()
 
 
-def accepted(config: InitiatorConfig, message: memoryview) -> HelloAck:
-    """The HELLO_ACK in `message`, if it opens a session.
+def accepted(config: InitiatorConfig, said: SaidHello, message: memoryview) -> HelloAck:
+    """The HELLO_ACK in `message`, if it opens a session. `said` is what it answers.
 
     Raises the `OperationRefused` of its status, or `PeerMisbehaved` if it is not a HELLO_ACK or grants what
-    was not asked or cannot be (profile 2).
+    was not asked or cannot be (profile 2), or if it does not prove that the target has our key (profile 4).
     """
     try:
         ack = parse_response(message)
@@ -266,28 +347,39 @@ def accepted(config: InitiatorConfig, message: memoryview) -> HelloAck:
             raise refused(Status(ack.status), "the target did not understand HELLO")
         raise _misbehaved("COMPLETION where HELLO_ACK was due")
     if ack.status is not Status.SUCCESS:
-        raise refused(Status(ack.status), _hello_advice(Status(ack.status)))
+        raise refused(Status(ack.status), _hello_advice(Status(ack.status), config.key))
+    if config.key is not None:
+        try:
+            check_hello_ack(message, ack.auth, config.key, said.nonces, said.octets)
+        except WireFormatError as error:
+            raise _misbehaved(str(error)) from error
     for label, holds in (
         ("Request ID", ack.request_id == HELLO_REQUEST_ID),
-        ("Granted Features", not ack.granted_features & ~Feature.INVALIDATE),
+        ("Granted Features", not ack.granted_features & ~(said.features | Feature.INVALIDATE)),
         ("Block Size", limits.BLOCK_SIZE_MIN_BYTES <= ack.block_size <= limits.BLOCK_SIZE_MAX_BYTES),
         ("Request Credits", 1 <= ack.request_credits <= config.completion_credits),
         ("Max Message", ack.max_message >= limits.MIN_MAX_MESSAGE_BYTES),
         ("Allocation Quota", ack.allocation_quota <= ack.pool_blocks),
         ("Handle Count", 1 <= ack.handle_count <= ack.table_handles),
         ("RESUMED", config.initiator_id is not None or not ack.flags & HelloAckFlag.RESUMED),
+        *direct_checks(ack),
     ):
         if not holds:
             raise _misbehaved(f"HELLO_ACK with an impossible {label}: {ack}")
     return ack
 
 
-def _hello_advice(status: Status) -> str:
-    return {
-        Status.ACCESS_DENIED: "HELLO refused: the namespace differs from the target's, or a session with this "
-        "initiator_id is still open",
-        Status.NO_SPACE: "HELLO refused: the target has no quota or no handles left; ask for less or free some",
-    }.get(status, "HELLO refused")
+def _hello_advice(status: Status, key: Key | None) -> str:
+    if status is Status.ACCESS_DENIED:
+        other = (
+            "a session with this initiator_id is still open, or the target wants a key (give key or key_file)"
+            if key is None
+            else f"the target does not have our key {key.name}, or it has no keys at all"
+        )
+        return f"HELLO refused: the namespace differs from the target's, or {other}"
+    if status is Status.NO_SPACE:
+        return "HELLO refused: the target has no quota or no handles left; ask for less or free some"
+    return "HELLO refused"
 
 
 def _parse_completion(message: memoryview) -> Completion:
@@ -298,6 +390,16 @@ def _parse_completion(message: memoryview) -> Completion:
     if not isinstance(response, Completion):
         raise _misbehaved("HELLO_ACK where a COMPLETION was due")
     return response
+
+
+def _check_bound(bind: Operation, completion: Completion) -> None:
+    """Profile 8.6: on SUCCESS BIND tells what it bound."""
+    assert bind.taken is not None
+    if (completion.data_length, completion.block_offset) != (bind.length_bytes, bind.taken.block_offset):
+        raise _misbehaved(
+            f"BIND of {completion.data_length} octets at {completion.block_offset:#x}, "
+            f"asked was {bind.length_bytes} at {bind.taken.block_offset:#x}"
+        )
 
 
 def _misbehaved(message: str) -> PeerMisbehaved:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Literal, TypeAlias
 
+from kbtp.errors import ApiMisuse
 from kbtp.initiator.connection import Connection
 from kbtp.initiator.session import InitiatorSession
 from kbtp.types import Feature, Handle, HelloAckFlag
+
+Mode: TypeAlias = Literal["request", "direct"]
+"""How a block is loaded or allocated: by the target on request, or directly, by RDMA Reads and atomics (draft 6.6)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,13 @@ class SessionView:
         )
 
     @property
+    def features(self) -> Feature:
+        """What the target has granted. DIRECT_ALLOC is gone once a ticket ran out: `mode="direct"` then allocates on
+        request."""
+        granted = self._session.ack.granted_features
+        return granted & ~Feature.DIRECT_ALLOC if self._session.direct_alloc_is_over else granted
+
+    @property
     def block_size_bytes(self) -> int:
         return self._session.ack.block_size
 
@@ -79,6 +91,18 @@ class SessionView:
     def closed(self) -> bool:
         """True once the session has ended, for whatever reason."""
         return self._connection.error is not None
+
+    def _is_direct(self, mode: Mode, feature: Feature) -> bool:
+        """Whether `mode` is "direct". Raises `ApiMisuse` if that was not granted, and for a mode there is not."""
+        if mode not in ("request", "direct"):
+            raise ApiMisuse(f'mode {mode!r}: expected "request" or "direct"')
+        if mode == "direct" and not self._session.ack.granted_features & feature:
+            name = "load" if feature is Feature.DIRECT_LOAD else "alloc"
+            raise ApiMisuse(
+                f'mode="direct" needs {feature.name}, which this session does not have: connect with direct="{name}" '
+                f"to a target that grants it (`kbtp serve --direct {name}`)"
+            )
+        return mode == "direct"
 
     @property
     def _session(self) -> InitiatorSession:

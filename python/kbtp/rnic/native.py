@@ -128,12 +128,16 @@ class NativeStream:
             domain=store.domain_number(grant.domain),
             first_handle=grant.handles.first,
             handle_count=grant.handles.count,
+            direct_alloc=grant.direct_alloc,
             request_credits=grant.request_credits,
             max_message_bytes=grant.max_message_bytes,
             receives=receives.native,
             read_depth=grant.read_depth,
             drain_s=grant.drain_s,
         )
+
+    def bind_tickets(self) -> list[Ticket]:
+        return self.native.bind_tickets()
 
     def resolved(self, handle: Handle) -> None:
         self.native.resolved(handle)
@@ -381,6 +385,8 @@ class NativeRnic:
         ring_order: int,
         first_ticket: Ticket = 0,
         clear_on_free: bool = False,
+        direct_blocks: int = 0,
+        masked_counters: bool = True,
         freed: Callable[[object], None],
     ) -> NativeBlockStore:
         """See `kbtp.verbs.offload.OffloadingRnic.create_block_store`. Raises `ApiMisuse`, `OSError` for no memory."""
@@ -397,6 +403,8 @@ class NativeRnic:
             ring_order=ring_order,
             first_ticket=first_ticket,
             clear_on_free=clear_on_free,
+            direct_blocks=direct_blocks,
+            masked_counters=masked_counters,
             freed=freed,
         )
 

@@ -16,7 +16,8 @@ from kbtp.blocks.owner import LoadPin
 from kbtp.blocks.pool import Pool
 from kbtp.blocks.table import Entry
 from kbtp.errors import ApiMisuse
-from kbtp.limits import RING_ORDER_MAX, RING_ORDER_MIN
+from kbtp.limits import ENTRY_BYTES, RING_ORDER_MAX, RING_ORDER_MIN
+from kbtp.rnic.native_partitions import NativePartition, NativePartitions, zeroed
 from kbtp.types import BlockOffset, EntryFlag, Generation, Handle, Status, Ticket
 
 _NOBODY = MASK64
@@ -56,15 +57,23 @@ class NativeQuotas:
         self._forget_settled()
         if holder in self._numbers:
             raise ApiMisuse(f"{holder!r} has a quota already")
-        number = self._next_number
-        self._next_number += 1
-        granted = self._native.grant(number, min(requested, _U32_MAX))
-        self._numbers[holder], self._holders[number] = number, holder
-        return granted
+        return self._native.grant(self.enter(holder), min(requested, _U32_MAX))
+
+    def enter(self, holder: Hashable) -> int:
+        """What the RNIC knows `holder` as, from now on: its account is opened."""
+        self._forget_settled()
+        if holder not in self._numbers:
+            self._numbers[holder], self._holders[self._next_number] = self._next_number, holder
+            self._next_number += 1
+        return self._numbers[holder]
 
     def release(self, holder: Hashable) -> None:
         number = self.number_of(holder)
         self._native.release(number)
+        self.released(number)
+
+    def released(self, number: int) -> None:
+        """The account of this number has been closed."""
         self._released.add(number)
         self._forget_settled()
 
@@ -82,6 +91,10 @@ class NativeQuotas:
         if number is None:
             raise ApiMisuse(f"{holder!r} has no quota")
         return number
+
+    def find(self, holder: Hashable) -> int | None:
+        """As `number_of`; None for one without a quota."""
+        return self._numbers.get(holder)
 
     def holder_of(self, number: int) -> Hashable | None:
         """The reverse; None for one whose account is closed and settled."""
@@ -112,6 +125,8 @@ class NativeBlockStore:
         ring_order: int,
         first_ticket: Ticket = 0,
         clear_on_free: bool = False,
+        direct_blocks: int = 0,
+        masked_counters: bool = True,
         freed: Callable[[object], None],
     ) -> None:
         """`pool` is the region of `pool_memory`. `freed(holder)`: see `OffloadingRnic.create_block_store`.
@@ -124,8 +139,12 @@ class NativeBlockStore:
             raise ApiMisuse(f"ring order {ring_order}: {RING_ORDER_MIN} to {RING_ORDER_MAX} expected")
         if not 0 <= first_ticket <= _U32_MAX:
             raise ApiMisuse(f"first ticket {first_ticket}: 32 bits expected")
+        if not 0 <= direct_blocks < block_count:
+            raise ApiMisuse(f"{direct_blocks} blocks set aside: 0 to {block_count - 1} expected")
+        self.table_memory = zeroed(ENTRY_BYTES * table_handles)
         self.native = _native.BlockStore(
             pool,
+            self.table_memory,
             block_size_bytes=block_size_bytes,
             block_count=block_count,
             pool_base=pool_base,
@@ -133,9 +152,12 @@ class NativeBlockStore:
             table_handles=table_handles,
             ring_order=ring_order,
             first_ticket=first_ticket,
+            direct_blocks=direct_blocks,
+            masked_counters=masked_counters,
             clear_on_free=clear_on_free,
         )
         self.quotas = NativeQuotas(self.native)
+        self._partitions = NativePartitions(self.native, block_count, direct_blocks)
         self._freed = freed
         self._domains: dict[str, int] = {}
         self._domain_names: list[str] = []
@@ -152,7 +174,7 @@ class NativeBlockStore:
 
     @property
     def free_blocks(self) -> int:
-        return self.native.free_blocks
+        return self.native.free_blocks + self._partitions.unassigned_count
 
     def bound_handles(self, handle_range: HandleRange) -> list[Handle]:
         return self.native.bound_handles(handle_range.first, handle_range.count)
@@ -236,6 +258,43 @@ class NativeBlockStore:
 
     def abort_alloc_store(self, handle: Handle, block_offset: BlockOffset, holder: Hashable) -> None:
         self.native.abort_alloc_store(handle, block_offset, self.quotas.number_of(holder))
+
+    # --- partitions, and what an initiator allocates there itself ---
+
+    def open_partition(self, holder: Hashable, blocks: int) -> NativePartition | None:
+        if self.partition_of(holder) is not None:
+            raise ApiMisuse(f"{holder!r} has a partition already")
+        if self.quotas.usage(holder):
+            raise ApiMisuse(f"{holder!r} has blocks of the shared ring")
+        extent = self._partitions.room_for(blocks)
+        if extent is None:
+            return None
+        return self._partitions.open(self.quotas.enter(holder), extent, self.pool.offset_of(extent.first))
+
+    def partition_of(self, holder: Hashable) -> NativePartition | None:
+        number = self.quotas.find(holder)
+        return None if number is None else self._partitions.of(number)
+
+    def close_partition(self, holder: Hashable) -> None:
+        number = self._number_with_partition(holder)
+        self._partitions.close(number)
+        self.quotas.released(number)
+
+    def bind_ticket(
+        self, handle: Handle, holder: Hashable, ticket: Ticket, block_offset: BlockOffset, data_length: int, seal: bool
+    ) -> Entry | Status:
+        entry, status = self.native.bind_ticket(
+            handle, self._number_with_partition(holder), ticket, block_offset, data_length, seal
+        )
+        return Status(status) if entry is None else _entry(entry)
+
+    def reclaim_ticket(self, holder: Hashable, ticket: Ticket) -> BlockOffset:
+        return self.native.reclaim_ticket(self._number_with_partition(holder), ticket)
+
+    def _number_with_partition(self, holder: Hashable) -> int:
+        if self.partition_of(holder) is None:
+            raise ApiMisuse(f"{holder!r} has no partition")
+        return self.quotas.number_of(holder)
 
     # --- STORE ---
 

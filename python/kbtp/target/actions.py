@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from kbtp.types import Handle, TerminateCause
-from kbtp.verbs.api import MemoryRegion, Recv, WorkRequest
+from kbtp.types import Feature, Handle, TerminateCause
+from kbtp.verbs.api import Access, MemoryRegion, Recv, WorkRequest
 
 if TYPE_CHECKING:
     from kbtp.target.identity import Identity
@@ -38,17 +38,21 @@ class Abort:
 class Opened:
     """HELLO is granted: requests may come once the HELLO_ACK behind this has left.
 
-    Comes before any receive buffer for them is posted, and only if the RNIC executes sequences.
+    Comes before any receive buffer for them is posted.
     """
 
     identity: Identity
+    features: Feature
     receives: MemoryRegion
     request_credits: int
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A request on `handle` that the RNIC left to this session is wholly done or not done. As `Opened`."""
+    """A request on `handle` that the RNIC left to this session is wholly done or not done.
+
+    Comes only if the RNIC executes sequences.
+    """
 
     handle: Handle
 
@@ -57,7 +61,7 @@ Action: TypeAlias = WorkRequest | Recv | Terminate | Disconnect | Abort | Opened
 
 
 class SessionMemory(Protocol):
-    """Registered memory as a session sees it. No region of it gives the peer any right."""
+    """Registered memory as a session sees it. None but what `expose` returns gives the peer any right."""
 
     @property
     def pool(self) -> MemoryRegion:
@@ -71,4 +75,8 @@ class SessionMemory(Protocol):
 
     def allocate(self, length_bytes: int) -> MemoryRegion:
         """Fresh memory for this session's stream; revoked with it."""
+        ...
+
+    def expose(self, octets: memoryview, access: Access, base_to: int = 0) -> MemoryRegion:
+        """`octets` themselves, for the peer of this session's stream alone; revoked with it."""
         ...

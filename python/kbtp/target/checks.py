@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from kbtp.blocks import Entry
 from kbtp.types import Feature, Opcode, RequestFlag, Status
-from kbtp.wire import AllocStore, CommonHeader, Free, Load, Store
+from kbtp.wire import AllocStore, Bind, CommonHeader, Free, Load, Store
 
-TargetRequest = Load | Store | AllocStore | Free
+TargetRequest = Load | Store | AllocStore | Free | Bind
 
 
 def granted(header: CommonHeader, features: Feature, read_depth: int) -> bool:
@@ -33,7 +33,7 @@ def refusal(request: TargetRequest, entry: Entry | None, block_size_bytes: int) 
     """
     if entry is None:
         return Status.HANDLE_OUT_OF_RANGE
-    if isinstance(request, AllocStore):
+    if isinstance(request, AllocStore | Bind):
         if entry.valid:  # draft 6.3 step 1
             return Status.ALREADY_BOUND
     elif not entry.valid:  # draft 6.1, 6.2 and 6.4 step 1
@@ -48,6 +48,8 @@ def refusal(request: TargetRequest, entry: Entry | None, block_size_bytes: int) 
         if entry.data_length > request.data.length:  # draft 6.1 step 2
             return Status.LENGTH_ERROR
     if isinstance(request, Store | AllocStore) and not _data_fits(request, block_size_bytes):
+        return Status.LENGTH_ERROR
+    if isinstance(request, Bind) and request.data_length > block_size_bytes:
         return Status.LENGTH_ERROR
     return None
 

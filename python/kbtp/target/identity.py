@@ -18,9 +18,6 @@ from kbtp.target.config import TargetConfig
 from kbtp.types import BlockOffset, Status
 from kbtp.wire import Hello
 
-DEFAULT_DOMAIN = "default"
-"""The trust domain of every session that authenticated with no key (profile 3)."""
-
 ANONYMOUS = bytes(INITIATOR_ID_BYTES)
 
 
@@ -69,8 +66,16 @@ class Identities:
         self._by_key: dict[tuple[str, bytes], Identity] = {}
         self._lingering: set[Identity] = set()
 
-    def admit(self, domain: str, hello: Hello) -> Admission | Status:
-        """Resume or create the identity of a HELLO that passed every other check (profile 8.1, 8.4)."""
+    def live(self, domain: str, initiator_id: bytes) -> Identity | None:
+        """The identity, if a session has it now."""
+        known = self._by_key.get((domain, initiator_id))
+        return known if known is not None and known.live else None
+
+    def admit(self, domain: str, hello: Hello, *, direct_alloc: bool = False) -> Admission | Status:
+        """Resume or create the identity of a HELLO that passed every other check (profile 8.1, 8.4).
+
+        `direct_alloc`: a new one gets its quota as a partition of its own, if there is one of that size.
+        """
         known = self._by_key.get((domain, hello.initiator_id))
         if known is not None:
             if known.live:  # profile 3: without keys a live session is not replaced
@@ -78,24 +83,42 @@ class Identities:
             known.live, known.expires_at_s = True, None
             self._lingering.discard(known)
             return Admission(known, resumed=True)
-        return self._create(domain, hello)
+        return self._create(domain, hello, direct_alloc)
 
-    def _create(self, domain: str, hello: Hello) -> Admission | Status:
+    def _create(self, domain: str, hello: Hello, direct_alloc: bool) -> Admission | Status:
         config, store = self._config, self._store
         identity = Identity(domain, hello.initiator_id)
         wanted = min(hello.requested_quota or config.default_quota, config.quota_cap)
-        identity.quota = store.quotas.grant(identity, wanted)
+        if direct_alloc and store.open_partition(identity, wanted) is not None:
+            identity.quota = wanted
+        else:
+            identity.quota = store.quotas.grant(identity, wanted)
         if hello.requested_quota and not identity.quota:
-            store.quotas.release(identity)
+            self._give_back_quota(identity)
             return Status.NO_SPACE
         handles = store.assign_range(hello.requested_handles or config.default_handles(identity.quota), domain)
         if handles is None:
-            store.quotas.release(identity)
+            self._give_back_quota(identity)
             return Status.NO_SPACE
         identity.handles = handles
         if not identity.anonymous:
             self._by_key[domain, hello.initiator_id] = identity
         return Admission(identity, resumed=False)
+
+    def ensure_partition(self, identity: Identity) -> bool:
+        """Whether `identity`, new or resumed, may allocate directly: it has a partition, or has bound nothing and there
+        is one of the size of its quota (profile 6.10)."""
+        store = self._store
+        if store.partition_of(identity) is not None:
+            return True  # its one ring: all that it has bound came from there
+        unused = identity.quota > 0 and not store.quotas.usage(identity)
+        return unused and store.open_partition(identity, identity.quota) is not None
+
+    def _give_back_quota(self, identity: Identity) -> None:
+        if self._store.partition_of(identity) is not None:
+            self._store.close_partition(identity)
+        else:
+            self._store.quotas.release(identity)
 
     def depart(self, identity: Identity, now_s: float) -> None:
         """The stream of `identity` has ended and all its requests are resolved (profile 3 "End of a stream")."""
@@ -133,7 +156,7 @@ class Identities:
         if not identity.leaving or self._store.quotas.usage(identity):
             return
         identity.leaving = False
-        self._store.quotas.release(identity)
+        self._give_back_quota(identity)
         self._store.release_range(identity.handles)
 
 

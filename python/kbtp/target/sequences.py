@@ -1,4 +1,4 @@
-"""The four sequences of the draft's section 6, as a target executes them.
+"""The sequences of the draft's section 6, as a target executes them.
 
 | operation | draft | steps here |
 |---|---|---|
@@ -6,6 +6,7 @@
 | STORE | 6.2 | RDMA Read into staging (or inline), copy and update the entry, completion |
 | ALLOC_STORE | 6.3 | quota, block from the ring, RDMA Read into it (or inline), bind, completion |
 | FREE | 6.4 | clear the entry, wait for pins, clear, back to the ring, completion |
+| BIND | 6.6 | quota, ticket and slot, bind, completion |
 
 A sequence decides; what it wants done on the stream goes through `SequencePort`. Each either
 completes or, when its stream ends first, leaves the block structures as if it had not begun (profile 8.9).
@@ -18,12 +19,14 @@ from typing import Protocol
 
 from kbtp.blocks import Entry
 from kbtp.blocks.owner import BlockOwner, LoadPin
+from kbtp.errors import PeerMisbehaved
 from kbtp.target.actions import SessionMemory
 from kbtp.target.checks import TargetRequest, refusal
 from kbtp.target.identity import Identities, Identity
+from kbtp.target.tickets import Tickets
 from kbtp.types import RequestFlag, Status
 from kbtp.verbs.api import MemoryRegion, Sge
-from kbtp.wire import AllocStore, Free, Load, Store
+from kbtp.wire import AllocStore, Bind, Free, Load, Store
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +67,10 @@ class SequencePort(Protocol):
         """The request is wholly done or not done: the next one on its handle may start."""
         ...
 
+    def misbehaved(self, error: PeerMisbehaved) -> None:
+        """The initiator broke the rules of direct modes: its stream ends."""
+        ...
+
     def watch_free(self, block_offset: int) -> None:
         """A FREE waits for pins on this block: see that the readers drain (profile 6.1)."""
         ...
@@ -84,14 +91,16 @@ class Sequences:
         memory: SessionMemory,
         port: SequencePort,
         reader: object,
+        tickets: Tickets | None = None,
     ) -> None:
-        """`reader` is who holds the pins of this session's LOADs."""
+        """`reader` is who holds the pins of this session's LOADs. `tickets`: with DIRECT_ALLOC."""
         self._store = store
         self._identities = identities
         self._identity = identity
         self._memory = memory
         self._port = port
         self._reader = reader
+        self._tickets = tickets
 
     def start(self, task: Task) -> None:
         """Run `task` up to its first wait or its end."""
@@ -115,6 +124,8 @@ class Sequences:
             self._store_mapped(task, request)
         elif isinstance(request, AllocStore):
             self._store_unmapped(task, request)
+        elif isinstance(request, Bind):
+            self._bind(task, request)
         else:
             self._free(task, request)
         return True
@@ -210,6 +221,18 @@ class Sequences:
 
         if not self._store.begin_free(request.handle, self._identity, freed):
             self._port.watch_free(block_offset)
+
+    def _bind(self, task: Task, request: Bind) -> None:
+        assert self._tickets is not None  # else BIND is UNSUPPORTED
+        try:
+            bound = self._tickets.bind(request)
+        except PeerMisbehaved as error:
+            self._port.misbehaved(error)
+            return
+        if isinstance(bound, Status):
+            self._finish(task, bound, self._store.read(request.handle))
+        else:
+            self._finish(task, Status.SUCCESS, bound, data=True)  # profile 8.6
 
     def abandon(self, task: Task) -> None:
         """The stream has ended: resolve `task` as not done, whatever it holds goes back (profile 6.5)."""

@@ -21,11 +21,13 @@ from kbtp.address import Address
 from kbtp.blocks import BlockStore
 from kbtp.blocks.owner import BlockOwner
 from kbtp.errors import ApiMisuse, ConnectionLost, WireFormatError
+from kbtp.keys import Keys
 from kbtp.target.actions import Abort, Action, Disconnect, Opened, Resolved, Terminate
 from kbtp.target.config import TargetConfig
 from kbtp.target.identity import Identity
 from kbtp.target.session import Session
 from kbtp.target.target import Target
+from kbtp.types import Feature
 from kbtp.verbs.api import (
     Access,
     BatchDone,
@@ -47,7 +49,7 @@ from kbtp.verbs.api import (
     WorkRequest,
 )
 from kbtp.verbs.offload import OffloadedStream, OffloadingRnic, SessionGrant
-from kbtp.wire import ConnectionData
+from kbtp.wire import ConnectionData, Nonces
 
 log = logging.getLogger("kbtp.target")
 
@@ -63,6 +65,7 @@ class _StreamMemory:
         self._pd = pd
         self._pool = pool
         self._own = [rnic.register(bytearray(limits.HELLO_MAX_BYTES), Access.NONE, pd=pd)]
+        self.stream: Stream | None = None
 
     @property
     def pool(self) -> MemoryRegion:
@@ -79,6 +82,12 @@ class _StreamMemory:
         self._own.append(region)
         return region
 
+    def expose(self, octets: memoryview, access: Access, base_to: int = 0) -> MemoryRegion:
+        assert self.stream is not None
+        region = self._rnic.register(octets, access, pd=self._pd, stream=self.stream, base_to=base_to)
+        self._own.append(region)
+        return region
+
     def release(self) -> None:
         for region in self._own:
             region.revoke()
@@ -88,9 +97,17 @@ class Server:
     """A running target. `run` serves in the calling thread, `start` in one of its own."""
 
     def __init__(
-        self, config: TargetConfig, rnic: Rnic, *, threads: int = 1, clock: Callable[[], float] = time.monotonic
+        self,
+        config: TargetConfig,
+        rnic: Rnic,
+        *,
+        threads: int = 1,
+        read_keys: Callable[[], Keys] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Allocates the pool. `threads`: event loops of an RNIC that executes sequences; no other can have several.
+
+        `read_keys`: where those of the configuration came from, for `request_keys`.
 
         Raises `MemoryError` or `OSError` if the system will not give so much, and `ApiMisuse` for a wrong `threads`.
         """
@@ -110,6 +127,7 @@ class Server:
             self._create_store(table_base_handle),
             incarnation=secrets.randbits(64),
             table_base_handle=table_base_handle,
+            masked_atomics=rnic.capabilities.masked_atomics,
         )
         if isinstance(rnic, OffloadingRnic):
             self._channel: Channel = rnic.open_channel(threads=threads)
@@ -121,6 +139,8 @@ class Server:
         self._memories: dict[Stream, _StreamMemory] = {}
         self._reasons: dict[Stream, str] = {}
         """Why this side ended a stream, for the one line that is logged when it has."""
+        self._key_source = read_keys
+        self._keys_requested = False
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._next_tick_s = 0.0
@@ -138,7 +158,9 @@ class Server:
             table_handles=config.handle_count,
             ring_order=config.ring_order,
             first_ticket=config.first_ticket,
-            clear_on_free=config.clear_on_free,
+            clear_on_free=config.clears_blocks,
+            direct_blocks=config.direct_blocks,
+            masked_counters=self._rnic.capabilities.masked_atomics,
         )
 
     def _freed(self, holder: object) -> None:
@@ -174,6 +196,23 @@ class Server:
         """As `stop`, without waiting: for signal handlers and other threads."""
         self._stop.set()
         self._channel.wake()
+
+    def request_keys(self) -> None:
+        """Have the keys read again by the serving thread: for signal handlers and other threads."""
+        self._keys_requested = True
+        self._channel.wake()
+
+    def _read_keys(self) -> None:
+        self._keys_requested = False
+        if self._key_source is None:
+            return
+        try:
+            keys = self._key_source()
+            self.target.replace_keys(keys)
+        except ApiMisuse as error:
+            log.error("the keys stay as they are: %s", error)
+        else:
+            log.info("%d keys were read", len(keys))
 
     def run(self) -> None:
         """Serve until `stop` or `request_stop`, then drain, close everything and return."""
@@ -222,12 +261,15 @@ class Server:
         stopping = self._stop.is_set()
         events = self._channel.poll(0)
         now_s = self._clock()
-        if not events and self._stop.is_set() == stopping:  # else that poll may have used up the wake that told so
+        told = self._keys_requested or self._stop.is_set() != stopping
+        if not events and not told:  # else that poll may have used up the wake that told so
             timeout_s = max(0.0, min(self.target.next_deadline_s(), until_s, now_s + limits.MAX_WAIT_S) - now_s)
             events = self._channel.poll(timeout_s)
             now_s = self._clock()
             self._next_tick_s = 0.0
         self.target.now_s = now_s
+        if self._keys_requested:
+            self._read_keys()
         for event in events:
             self._dispatch(event, now_s)
         if now_s >= self._next_tick_s:
@@ -252,9 +294,10 @@ class Server:
                 log.exception("%s: internal error, the connection is refused", event.remote_address)
 
     def _connect_requested(self, request: ConnectRequest, now_s: float) -> None:
-        own_data = ConnectionData(nonce=secrets.token_bytes(limits.CONNECTION_NONCE_BYTES)).pack()
+        own_nonce = secrets.token_bytes(limits.CONNECTION_NONCE_BYTES)
+        own_data = ConnectionData(own_nonce).pack()
         try:
-            ConnectionData.parse(request.private_data)
+            peer_nonce = ConnectionData.parse(request.private_data).nonce
         except WireFormatError as error:  # profile 3 "Connection data"
             log.warning("%s: refused, not a KBTP initiator (%s)", request.remote_address, error)
             request.reject(own_data)
@@ -271,9 +314,16 @@ class Server:
             ord_=self.config.read_depth,
             receives=[Recv(0, Sge(memory.hello, 0, limits.HELLO_MAX_BYTES))],
         )
+        memory.stream = stream
         self._memories[stream] = memory
         self._sessions[stream] = session = self.target.open_session(
-            memory, read_depth=stream.ord_, peer=request.remote_address, now_s=now_s, offloads=self._offloads
+            memory,
+            nonces=Nonces(peer_nonce, own_nonce),
+            read_depth=stream.ord_,
+            peer_read_depth=min(stream.ird, request.peer_ord),
+            peer=request.remote_address,
+            now_s=now_s,
+            offloads=self._offloads,
         )
         self._streams[session] = stream
 
@@ -292,6 +342,8 @@ class Server:
             return
         # Said first: who waits for the session to be gone finds the line there.
         who = f"{session.peer} {session.name}".rstrip()
+        if session.key is not None:
+            who += f" (key {session.key.name})"
         reason = self._reasons.pop(event.stream, None) or event.reason
         if reason is not None:
             log.warning("%s: session ended: %s", who, reason)
@@ -350,7 +402,7 @@ class Server:
                 requests.append(action)
         try:
             if opened is not None:
-                self._offload(stream, opened)
+                self._opened(stream, opened)
             if receives:
                 stream.post_recv(receives)
             if requests:
@@ -371,15 +423,22 @@ class Server:
                 self._reasons[stream] = end.why
             stream.disconnect()
 
-    def _offload(self, stream: Stream, opened: Opened) -> None:
-        assert isinstance(stream, OffloadedStream)
+    def _opened(self, stream: Stream, opened: Opened) -> None:
+        modes = [feature.name for feature in (Feature.DIRECT_LOAD, Feature.DIRECT_ALLOC) if feature & opened.features]
+        session = self._sessions[stream]
+        if modes:
+            log.info("%s: granted %s", f"{session.peer} {session.name}".rstrip(), ", ".join(map(str, modes)))
+        if not isinstance(stream, OffloadedStream):
+            return
+        session.tickets_in_rnic = stream.bind_tickets
         stream.offload(
             SessionGrant(
                 store=self.target.store,
                 holder=opened.identity,
-                reader=self._sessions[stream],
+                reader=session,
                 domain=opened.identity.domain,
                 handles=opened.identity.handles,
+                direct_alloc=bool(opened.features & Feature.DIRECT_ALLOC),
                 request_credits=opened.request_credits,
                 max_message_bytes=self.config.max_message_bytes,
                 receives=opened.receives,

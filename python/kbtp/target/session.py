@@ -6,6 +6,7 @@ No I/O and no clock here: messages, work completions and the time come in, `Acti
 |---|---|---|
 | before HELLO | HELLO | HELLO_ACK; SUCCESS opens the session, anything else ends the stream (profile 8.1) |
 | | any other request | one COMPLETION (NO_SESSION); the next one ends the stream (profile 8.2) |
+| waiting | the end of the session that has its identity (profile 3) | as SUCCESS above |
 | open | a request | checks, then its turn on its handle, its sequence, one COMPLETION |
 | | a second HELLO | HELLO_ACK (NO_SESSION), then the stream ends |
 | ended | | every request is resolved as wholly done or not done (profile 3) |
@@ -14,29 +15,33 @@ No I/O and no clock here: messages, work completions and the time come in, `Acti
 from __future__ import annotations
 
 import math
-import sys
 from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kbtp import limits
 from kbtp.blocks import Entry
-from kbtp.errors import WireFormatError
+from kbtp.errors import PeerMisbehaved, WireFormatError
+from kbtp.keys import Key
 from kbtp.target.actions import Abort, Action, Disconnect, Opened, Resolved, SessionMemory, Terminate
 from kbtp.target.checks import TargetRequest, granted
-from kbtp.target.identity import DEFAULT_DOMAIN, Admission, Identity
+from kbtp.target.direct import DirectModes, offered_features
+from kbtp.target.hello import Trust, accepting, granted_features, packed, parse_hello, refusing, trust_of
+from kbtp.target.identity import Admission, Identity
 from kbtp.target.sequences import Sequences, Task
-from kbtp.types import Feature, HelloAckFlag, Opcode, RequestFlag, Status, TerminateCause
+from kbtp.target.tickets import Tickets
+from kbtp.target.turns import Turns
+from kbtp.types import Feature, Opcode, RequestFlag, Status, TerminateCause, Ticket
 from kbtp.verbs.api import MemoryRegion, RdmaRead, RdmaWrite, Recv, Send, Sge, WcOpcode, WcStatus, WorkCompletion
 from kbtp.wire import (
-    AllocStore,
+    Bind,
     CommonHeader,
     Completion,
     DataDescriptor,
     Free,
     Hello,
-    HelloAck,
-    Load,
-    Store,
+    Nonces,
     parse_request,
 )
 
@@ -47,32 +52,62 @@ if TYPE_CHECKING:
 _HELLO_ACK = 0
 _COMPLETION = 1
 
-_GRANTABLE = Feature.INVALIDATE
-"""Direct modes are not offered; RECORD_COMPLETION must not be on an RDMAP binding (draft 6.5)."""
+
+@dataclass(frozen=True, slots=True)
+class _GrantedHello:
+    """A HELLO that every check has passed."""
+
+    hello: Hello
+    octets: bytes
+    trust: Trust
+    offered: Feature
+    """Direct modes that it may get."""
+    receives: MemoryRegion
+    credits: int
 
 
 class Session:
     """Decides everything about one stream. `actions` is what the server has to do next, in order."""
 
     def __init__(
-        self, target: Target, memory: SessionMemory, *, read_depth: int, peer: str, now_s: float, offloads: bool
+        self,
+        target: Target,
+        memory: SessionMemory,
+        *,
+        nonces: Nonces,
+        read_depth: int,
+        peer_read_depth: int,
+        peer: str,
+        now_s: float,
+        offloads: bool,
     ) -> None:
         """`read_depth`: RDMA Reads this side may have outstanding, min(own ORD, the peer's IRD) (profile 3).
+        `peer_read_depth`: RDMA Reads and atomics that the peer may have outstanding here.
 
         `offloads`: the RNIC executes sequences, and this sees only the requests that it leaves.
         """
         self._target = target
         self._offloads = offloads
         self._memory = memory
+        self._nonces = nonces
         self._read_depth = read_depth
+        self._peer_read_depth = peer_read_depth
         self.peer = peer
         self.name = ""
         self.actions: list[Action] = []
         self.identity: Identity | None = None
+        self.key: Key | None = None
+        """What it authenticated with (profile 4)."""
+        self._waiting: _GrantedHello | None = None
         self.ended = False
         self._ending = False
         self._draining = False
-        self._features = Feature.NONE
+        self.features = Feature.NONE
+        """What HELLO_ACK has granted."""
+        self.tickets_in_rnic: Callable[[], Iterable[Ticket]] = tuple
+        """Those of BINDs that came to an RNIC which executes sequences and are not resolved, also if this has them not
+        yet."""
+        self._direct: DirectModes | None = None
         self._receives: MemoryRegion | None = None
         self._sequences: Sequences | None = None
         self._refused_before_hello = False
@@ -82,8 +117,7 @@ class Session:
         self._completions_posted_max = limits.COMPLETIONS_POSTED_PER_CREDIT
         self._held_completions: deque[tuple[Completion, int, int | None]] = deque()
         self._posted: dict[int, Task] = {}
-        self._by_handle: dict[int, list[Task]] = {}
-        self._ready_handles: deque[int] = deque()
+        self._turns = Turns()
         self._advancing = False
         self._reads_posted = 0
         self._waiting_reads: deque[tuple[Task, Sge]] = deque()
@@ -92,7 +126,7 @@ class Session:
     @property
     def outstanding(self) -> int:
         """Requests that are not resolved yet, and completions that wait for room in the send queue."""
-        return sum(map(len, self._by_handle.values())) + len(self._held_completions)
+        return len(self._turns) + len(self._held_completions)
 
     # --- what comes in -------------------------------------------------------------------------
 
@@ -141,11 +175,12 @@ class Session:
     def end(self) -> None:
         """The stream has ended: nothing of the peer's can be placed any more (profile 3 "End of a stream")."""
         self.ended = True
-        for tasks in self._by_handle.values():
-            for task in tasks:
-                if self._sequences is not None:
-                    self._sequences.abandon(task)
-        self._by_handle.clear()
+        for task in list(self._turns):
+            if self._sequences is not None:
+                self._sequences.abandon(task)
+        if self._direct is not None:
+            self._direct.end()
+        self._turns.clear()
         self._posted.clear()
         self._waiting_reads.clear()
         self._held_completions.clear()
@@ -155,15 +190,31 @@ class Session:
         """End the stream if the peer let a deadline pass."""
         if self._ending or self.ended:
             return
-        if self.identity is None and self._hello_deadline_s <= now_s:  # profile 3, 8.2
+        if self._awaits_hello and self._hello_deadline_s <= now_s:  # profile 3, 8.2
             self.abort(f"no HELLO within {self._target.config.hello_timeout_s:g} s")
         elif self._read_deadline_s <= now_s:  # profile 8.8
             self.abort(f"an RDMA Read was not answered within {self._target.config.drain_s:g} s")
+        elif self._tickets is not None and self._tickets.next_deadline_s() <= now_s:
+            received = [task.request.ticket for task in self._turns if isinstance(task.request, Bind)]
+            try:
+                self._tickets.tick(now_s, [*received, *self.tickets_in_rnic()])
+            except PeerMisbehaved as error:  # profile 6.9
+                self.misbehaved(error)
 
     def next_deadline_s(self) -> float:
         if self._ending or self.ended:
             return math.inf
-        return self._hello_deadline_s if self.identity is None else self._read_deadline_s
+        if self._awaits_hello:
+            return self._hello_deadline_s
+        return min(self._read_deadline_s, self._tickets.next_deadline_s() if self._tickets is not None else math.inf)
+
+    @property
+    def _tickets(self) -> Tickets | None:
+        return self._direct.tickets if self._direct is not None else None
+
+    @property
+    def _awaits_hello(self) -> bool:
+        return self.identity is None and self._waiting is None
 
     def drain(self) -> None:
         """The target is going: finish what is outstanding, then end the stream in order."""
@@ -176,6 +227,12 @@ class Session:
             self._ending = True
             self._act(Abort(why))
 
+    def replaced(self) -> None:
+        """A new session of the same identity takes its place: end the stream at once, even if it is ending in order."""
+        if not self.ended:
+            self._ending = True
+            self._act(Abort("replaced by a new session of the same identity"))
+
     # --- HELLO ---------------------------------------------------------------------------------
 
     def _receive_hello(self, header: CommonHeader, message: memoryview, now_s: float) -> None:
@@ -184,78 +241,77 @@ class Session:
             self._terminate(TerminateCause.DDP_MESSAGE_TOO_LONG, f"HELLO of {len(message)} octets")
             return
         try:
-            hello = parse_request(message)
+            hello = parse_hello(message, in_session=self.identity is not None)
         except WireFormatError as error:
             self._refuse_hello(header, error.status)
             return
-        assert isinstance(hello, Hello)
-        if self.identity is not None:
-            self._refuse_hello(header, Status.NO_SESSION)
+        octets = bytes(message)
+        trust = trust_of(self._target, hello, octets, self._nonces)
+        if trust is None:
+            self._refuse_hello(header, Status.ACCESS_DENIED)
             return
-        try:
-            hello.check_options()
-        except WireFormatError as error:
-            self._refuse_hello(header, error.status)
-            return
+        self.key = trust.key
         credits = min(hello.completion_credits, self._target.config.request_credits)
         try:
             receives = self._memory.allocate(credits * self._target.config.max_message_bytes)
         except MemoryError:
             self._refuse_hello(header, Status.TARGET_ERROR)
             return
-        admission = self._admit(hello)
+        offered = offered_features(
+            self._target.config,
+            trust.direct,
+            hello,
+            masked_atomics=self._target.masked_atomics,
+            peer_read_depth=self._peer_read_depth,
+        )
+        granted = _GrantedHello(hello, octets, trust, offered, receives, credits)
+        live = self._target.identities.live(trust.domain, hello.initiator_id)
+        if live is not None and trust.key is not None:  # profile 3 "Identity"
+            self._waiting = granted
+            self._target.replace(live, self)
+            return
+        direct_alloc = bool(offered & Feature.DIRECT_ALLOC)
+        admission = self._target.identities.admit(trust.domain, hello, direct_alloc=direct_alloc)
         if isinstance(admission, Status):
             self._refuse_hello(header, admission)
         else:
-            self._open(hello, admission, receives, credits)
+            self._open(granted, admission)
 
-    def _admit(self, hello: Hello) -> Admission | Status:
-        if hello.auth is not None:  # profile 4: a target without keys
-            return Status.ACCESS_DENIED
-        namespace = self._target.config.namespace
-        if namespace and hello.namespace != namespace:  # profile 2 NAMESPACE
-            return Status.ACCESS_DENIED
-        return self._target.identities.admit(DEFAULT_DOMAIN, hello)
+    def succeed(self, identity: Identity) -> bool:
+        """Everything of the session that had `identity` is resolved. False: this one does not want it any more."""
+        if self._waiting is None or self._ending or self.ended:
+            return False
+        granted, self._waiting = self._waiting, None
+        self._open(granted, Admission(identity, resumed=True))
+        return True
 
-    def _open(self, hello: Hello, admission: Admission, receives: MemoryRegion, credits: int) -> None:
-        config, target = self._target.config, self._target
+    def _open(self, granted: _GrantedHello, admission: Admission) -> None:
+        target, hello, receives, credits = self._target, granted.hello, granted.receives, granted.credits
         self.identity = identity = admission.identity
         # It goes into logs, one line each: what the peer chose must not start a second one.
         self.name = "".join(c if c.isprintable() else "?" for c in hello.name or "")
-        self._features = Feature(hello.requested_features) & _GRANTABLE
-        self._sequences = Sequences(target.store, target.identities, identity, self._memory, self, reader=self)
+        direct_alloc = bool(granted.offered & Feature.DIRECT_ALLOC)
+        partition = direct_alloc and target.identities.ensure_partition(identity)
+        self.features = granted_features(hello, granted.offered, partition=partition)
+        self._direct = direct = DirectModes(
+            self.features, target.config, target.store, identity, self._memory, target.now_s
+        )
+        self._sequences = Sequences(
+            target.store, target.identities, identity, self._memory, self, reader=self, tickets=direct.tickets
+        )
         self._receives = receives
         self._completions_posted_max = credits * limits.COMPLETIONS_POSTED_PER_CREDIT
-        if self._offloads:
-            self._act(Opened(identity, receives, credits))
+        self._act(Opened(identity, self.features, receives, credits))
         for slot in range(credits):  # profile 3 "Credits": the buffers are there before HELLO_ACK releases them
             self._repost(slot)
-        ack = HelloAck(
-            request_id=hello.request_id,
-            status=Status.SUCCESS,
-            flags=HelloAckFlag.RESUMED if admission.resumed else HelloAckFlag.NONE,
-            granted_features=self._features,
-            block_size=config.block_size_bytes,
-            pool_blocks=config.pool_blocks,
-            allocation_quota=identity.quota,
-            request_credits=credits,
-            max_message=config.max_message_bytes,
-            counter_byte_order=int(sys.byteorder == "big"),
-            incarnation=target.incarnation,
-            first_handle=identity.handles.first,
-            handle_count=identity.handles.count,
-            table_base_handle=target.table_base_handle,
-            table_handles=config.handle_count,
-            bound_blocks=target.store.bound_count(identity.handles),
-            pool_base=config.pool_base,
-            name=config.name or None,
-            namespace=config.namespace or None,
+        ack = accepting(
+            target, hello, admission, features=self.features, request_credits=credits, direct=direct.ack_fields()
         )
-        self._act(Send(wr_id=_HELLO_ACK, inline=ack.pack()))
+        self._act(Send(wr_id=_HELLO_ACK, inline=packed(ack, granted.trust, granted.octets, self._nonces)))
 
     def _refuse_hello(self, header: CommonHeader, status: Status) -> None:
         """Every failing HELLO_ACK ends the stream (profile 8.1)."""
-        self._act(Send(wr_id=_HELLO_ACK, inline=HelloAck(request_id=header.request_id, status=status).pack()))
+        self._act(Send(wr_id=_HELLO_ACK, inline=refusing(header, status).pack()))
         self._disconnect(f"HELLO refused: {status.name}")
 
     # --- requests ------------------------------------------------------------------------------
@@ -266,21 +322,19 @@ class Session:
             self._terminate(TerminateCause.RDMAP_UNSPECIFIED, "a second request before HELLO")
             return
         try:
-            if not granted(header, self._features, self._read_depth):
+            if not granted(header, self.features, self._read_depth):
                 raise WireFormatError("flags", "not granted in this session", Status.UNSUPPORTED)
             request = parse_request(message)
         except WireFormatError as error:
             self._refused_before_hello = True
             self._complete_header(header, error.status, slot)
             return
-        assert isinstance(request, Load | Store | AllocStore | Free)
+        assert isinstance(request, TargetRequest)
         if self.identity is None:
             self._refused_before_hello = True
             self._complete_header(header, Status.NO_SESSION, slot, _invalidates(request))
             return
-        task = Task(request, slot)
-        self._by_handle.setdefault(request.handle, []).append(task)
-        self._ready_handles.append(request.handle)
+        self._turns.add(Task(request, slot))
         self._advance()
 
     def _advance(self) -> None:
@@ -288,21 +342,9 @@ class Session:
         if self._advancing or self._sequences is None:
             return
         self._advancing = True
-        while self._ready_handles and not self._ending:
-            handle = self._ready_handles.popleft()
-            while (task := self._next_startable(handle)) is not None:
-                self._sequences.start(task)
+        while not self._ending and (task := self._turns.startable()) is not None:
+            self._sequences.start(task)
         self._advancing = False
-
-    def _next_startable(self, handle: int) -> Task | None:
-        """Profile 3 "Same handle, same session": a mutating request waits for every earlier one on its handle,
-        a LOAD for every earlier mutating one."""
-        for position, task in enumerate(self._by_handle.get(handle, ())):
-            if not task.started:
-                return task if position == 0 or not task.mutates else None
-            if task.mutates:
-                return None
-        return None
 
     # --- what a sequence asks for (SequencePort) -----------------------------------------------
 
@@ -338,18 +380,15 @@ class Session:
         self._send_completion(message, task.slot, _invalidates(request))
 
     def resolve(self, task: Task) -> None:
-        tasks = self._by_handle.get(task.request.handle)
-        if tasks is None or task not in tasks:
+        if not self._turns.resolved(task):
             return
-        tasks.remove(task)
         if self._offloads:
             self._act(Resolved(task.request.handle))
-        if tasks:
-            self._ready_handles.append(task.request.handle)
-        else:
-            del self._by_handle[task.request.handle]
         self._disconnect_if_drained()
         self._advance()
+
+    def misbehaved(self, error: PeerMisbehaved) -> None:
+        self._terminate(error.cause, str(error))
 
     def watch_free(self, block_offset: int) -> None:
         self._target.watch_free(block_offset)
@@ -405,7 +444,7 @@ class Session:
         self._act(Disconnect(why))
 
     def _disconnect_if_drained(self) -> None:
-        finished = not self._by_handle and not self._held_completions
+        finished = not self._turns and not self._held_completions
         if self._draining and finished and not self._ending and not self.ended:
             self._disconnect()
 
@@ -415,12 +454,12 @@ class Session:
 
 
 def _data_descriptor(request: TargetRequest) -> DataDescriptor:
-    assert not isinstance(request, Free)  # a FREE moves no data
+    assert not isinstance(request, Free | Bind)  # they move no data
     return request.data
 
 
 def _invalidates(request: TargetRequest) -> int | None:
     """Which STag the completion of a well-formed request invalidates (draft 5.1 INVALIDATE, profile 2)."""
-    if isinstance(request, Free) or not request.flags & RequestFlag.INVALIDATE:
+    if isinstance(request, Free | Bind) or not request.flags & RequestFlag.INVALIDATE:
         return None
     return request.data.stag

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 
 from kbtp.blocks.owner import BlockOwner
+from kbtp.errors import ApiMisuse
+from kbtp.keys import Keys
 from kbtp.target.actions import SessionMemory
 from kbtp.target.config import TargetConfig
-from kbtp.target.identity import Identities
+from kbtp.target.identity import Identities, Identity
 from kbtp.target.session import Session
+from kbtp.wire import Nonces
 
 
 class Target:
@@ -16,25 +19,55 @@ class Target:
 
     `incarnation` and `table_base_handle` are random numbers of the caller's. Handles of an earlier incarnation
     then fall outside the table, where a request for one is refused rather than served from a block that
-    happens to have the same handle and generation.
+    happens to have the same handle and generation. `masked_atomics`: what the RNIC can do, and so the form of the
+    counters in `store` (draft 3.3, else 9.2).
     """
 
-    def __init__(self, config: TargetConfig, store: BlockOwner, *, incarnation: int, table_base_handle: int) -> None:
+    def __init__(
+        self,
+        config: TargetConfig,
+        store: BlockOwner,
+        *,
+        incarnation: int,
+        table_base_handle: int,
+        masked_atomics: bool = True,
+    ) -> None:
         self.config = config
+        self.keys = config.keys
         self.store = store
         self.incarnation = incarnation
         self.table_base_handle = table_base_handle
+        self.masked_atomics = masked_atomics
         self.identities = Identities(config, store, self.watch_free, self.free_done)
         self.sessions: set[Session] = set()
         self.has_actions: set[Session] = set()
         self.now_s = 0.0
+        self._successors: dict[Identity, Session] = {}
+        """Whose HELLO is answered once the session that has the identity is gone, unless it is gone itself."""
         self._free_deadlines_s: dict[int, float] = {}
 
     def open_session(
-        self, memory: SessionMemory, *, read_depth: int, peer: str, now_s: float, offloads: bool = False
+        self,
+        memory: SessionMemory,
+        *,
+        nonces: Nonces,
+        read_depth: int,
+        peer_read_depth: int,
+        peer: str,
+        now_s: float,
+        offloads: bool = False,
     ) -> Session:
         """A session for a stream whose HELLO is yet to come."""
-        session = Session(self, memory, read_depth=read_depth, peer=peer, now_s=now_s, offloads=offloads)
+        session = Session(
+            self,
+            memory,
+            nonces=nonces,
+            read_depth=read_depth,
+            peer_read_depth=peer_read_depth,
+            peer=peer,
+            now_s=now_s,
+            offloads=offloads,
+        )
         self.sessions.add(session)
         return session
 
@@ -45,7 +78,37 @@ class Target:
         session.end()
         self.has_actions.discard(session)
         if session.identity is not None:
-            self.identities.depart(session.identity, now_s)
+            successor = self._successors.pop(session.identity, None)
+            if successor is None or not successor.succeed(session.identity):
+                self.identities.depart(session.identity, now_s)
+
+    def replace(self, identity: Identity, successor: Session) -> None:
+        """End the session that has `identity`, or waits for it; `successor` has it once that is over (profile 3)."""
+        waiting = self._successors.get(identity)
+        present = waiting or next(session for session in self.sessions if session.identity is identity)
+        present.replaced()
+        self._successors[identity] = successor
+
+    def replace_keys(self, keys: Keys) -> None:
+        """Other keys from now on; sessions whose key is not one of them, as it was, are ended.
+
+        Raises `ApiMisuse` if a target that was made for the keys of its configuration cannot go on with `keys`.
+        """
+        self._check_keys(keys)
+        self.keys = keys
+        for session in self.sessions:
+            if session.key is not None and keys.get(session.key.key_id) != session.key:
+                session.abort("its key is not valid any more")
+
+    def _check_keys(self, keys: Keys) -> None:
+        domains = self.config.keys.domains
+        if not keys or not domains:
+            raise ApiMisuse("a target has keys from its start to its end, or never; start it anew")
+        if len(domains) == 1 and keys.domains != domains:
+            # Its blocks were not cleared so far, and sessions may read the whole pool (profile 6.4).
+            raise ApiMisuse(
+                f"the target was started for the trust domain {min(domains)!r} alone; start it anew to have others"
+            )
 
     def watch_free(self, block_offset: int) -> None:
         """The return of this block to the ring waits for pins: its readers have `drain_s` to let go (profile 6.1)."""

@@ -11,13 +11,13 @@ receive buffer; the session serves it and says so with `resolved`. Until then th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from kbtp.blocks import HandleRange
 from kbtp.blocks.owner import BlockOwner
-from kbtp.types import Handle
+from kbtp.types import Handle, Ticket
 from kbtp.verbs.api import Channel, MemoryRegion, Rnic, Stream
 
 
@@ -33,6 +33,8 @@ class SessionGrant:
     """Who pins blocks in the session's name: `LoadPin.owner` of the RNIC's own LOADs too."""
     domain: str
     handles: HandleRange
+    direct_alloc: bool
+    """BIND is a well-formed request: it is left to the session when its turn on its handle has come."""
     request_credits: int
     max_message_bytes: int
     receives: MemoryRegion
@@ -53,6 +55,10 @@ class OffloadedStream(Stream, Protocol):
     @property
     def outstanding(self) -> int:
         """Requests that the RNIC has neither resolved nor left to the session."""
+        ...
+
+    def bind_tickets(self) -> Sequence[Ticket]:
+        """Tickets of the BINDs that came and are not resolved, whether or not the session has them yet."""
         ...
 
     def offload(self, grant: SessionGrant) -> None:
@@ -80,6 +86,8 @@ class OffloadingRnic(Rnic, Protocol):
         ring_order: int,
         first_ticket: int = 0,
         clear_on_free: bool = False,
+        direct_blocks: int = 0,
+        masked_counters: bool = True,
         freed: Callable[[object], None],
     ) -> BlockOwner:
         """As `kbtp.blocks.BlockStore.create`, over a region of this RNIC.

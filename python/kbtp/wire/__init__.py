@@ -1,5 +1,6 @@
 """KBTP messages, octets <-> frozen dataclasses: `kbtp.wire.messages` has the map. Many at once: `kbtp.wire.arrays`."""
 
+from kbtp.wire.authentication import Nonces, check_hello_ack, key_of_hello, sign_hello, sign_hello_ack
 from kbtp.wire.connection_data import ConnectionData
 from kbtp.wire.header import CommonHeader, Octets
 from kbtp.wire.messages import Request, Response, parse_request, parse_response
@@ -23,11 +24,16 @@ __all__ = [
     "Hello",
     "HelloAck",
     "Load",
+    "Nonces",
     "Octets",
     "Request",
     "Response",
     "Store",
+    "check_hello_ack",
+    "key_of_hello",
     "parse_request",
     "parse_response",
+    "sign_hello",
+    "sign_hello_ack",
     "with_zero_mac",
 ]

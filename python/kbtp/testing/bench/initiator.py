@@ -99,6 +99,7 @@ def connect(slots: Slots, blocks: int, settings: dict[str, Any]) -> tuple[BlockS
         handles=settings.get("handles", 0),
         name="kbtp bench",
         namespace=settings.get("namespace"),
+        key_file=settings.get("key_file"),
         rnic=rnic,
     )
     granted = client.quota_blocks

@@ -5,15 +5,18 @@
 use std::time::Instant;
 
 use kbtp_proto::blocks::{
-    Allocation, BlockStore as ProtoStore, Entry, FreeToken, Freeing, HandleRange, Pin, StoreConfig,
+    Allocation, Binding, BlockStore as ProtoStore, Entry, FreeToken, Freeing, HandleRange, Partition, PartitionBlocks,
+    Pin, StoreConfig,
 };
 use kbtp_proto::types::{ApiMisuse, Status};
 use kbtp_rnic::blocks::SharedBlocks;
 use kbtp_rnic::error::Error;
+use kbtp_rnic::memory::Buffer;
 use pyo3::prelude::*;
 
 use crate::device::Region;
 use crate::errors::raised;
+use crate::memory::{extent_of, kept};
 
 /// flags, generation, data length, block offset
 pub(crate) type EntryTuple = (u16, u16, u32, u64);
@@ -42,6 +45,12 @@ fn pin_tuple(pin: &Pin) -> PinTuple {
     (number, block_offset, data_length, generation, owner)
 }
 
+/// The octets of a structure, in an object of Python's that lets peers be shown them.
+fn words(object: &Bound<'_, PyAny>) -> PyResult<Buffer> {
+    let buffer = extent_of(object).and_then(|extent| kept(object, extent));
+    buffer.ok_or_else(|| raised(object.py(), Error::ApiMisuse("a buffer of words expected".to_owned())))
+}
+
 /// The one owner of table, ring and quotas.
 #[pyclass(frozen, module = "kbtp._native")]
 pub(crate) struct BlockStore(pub(crate) SharedBlocks);
@@ -56,6 +65,19 @@ impl BlockStore {
             .map_err(|error| raised(py, Error::from(error)))
     }
 
+    fn partition<T: Send>(
+        &self,
+        py: Python<'_>,
+        holder: u64,
+        act: impl FnOnce(&mut Partition) -> Result<T, Error> + Send,
+    ) -> PyResult<T> {
+        let found = |store: &mut ProtoStore| match store.partition(holder) {
+            Some(partition) => act(partition),
+            None => Err(Error::ApiMisuse(format!("holder {holder} has no partition"))),
+        };
+        py.detach(|| self.0.with(found)).map_err(|error| raised(py, error))
+    }
+
     fn look<T: Send>(&self, py: Python<'_>, look: impl FnOnce(&ProtoStore) -> T + Send) -> T {
         py.detach(|| self.0.with(|store| look(store)))
     }
@@ -64,12 +86,13 @@ impl BlockStore {
 #[pymethods]
 impl BlockStore {
     #[new]
-    #[pyo3(signature = (pool, *, block_size_bytes, block_count, pool_base, table_base_handle, table_handles, ring_order,
-        first_ticket, clear_on_free))]
+    #[pyo3(signature = (pool, table, *, block_size_bytes, block_count, pool_base, table_base_handle, table_handles,
+        ring_order, first_ticket, direct_blocks, masked_counters, clear_on_free))]
     #[allow(clippy::too_many_arguments, reason = "all by keyword")]
     fn new(
         py: Python<'_>,
         pool: &Bound<'_, Region>,
+        table: &Bound<'_, PyAny>,
         block_size_bytes: u32,
         block_count: u32,
         pool_base: u64,
@@ -77,6 +100,8 @@ impl BlockStore {
         table_handles: u64,
         ring_order: u32,
         first_ticket: u32,
+        direct_blocks: u32,
+        masked_counters: bool,
         clear_on_free: bool,
     ) -> PyResult<Self> {
         let config = StoreConfig {
@@ -87,10 +112,13 @@ impl BlockStore {
             table_handles,
             ring_order,
             first_ticket,
+            direct_blocks,
+            masked_counters,
         };
+        let table = words(table)?;
         let pool = pool.get().rnic_region();
         let blocks = py
-            .detach(|| SharedBlocks::create(pool, &config, clear_on_free))
+            .detach(|| SharedBlocks::create(pool, table, &config, clear_on_free))
             .map_err(|error| raised(py, error))?;
         kbtp_rnic::offload::connect(&blocks);
         Ok(Self(blocks))
@@ -173,6 +201,79 @@ impl BlockStore {
 
     fn abort_alloc_store(&self, py: Python<'_>, handle: u64, block_offset: u64, holder: u64) -> PyResult<()> {
         self.with(py, |store| store.abort_alloc_store(handle, block_offset, holder))
+    }
+
+    // --- partitions (draft 6.6) ---
+
+    fn open_partition(
+        &self,
+        py: Python<'_>,
+        holder: u64,
+        first: u32,
+        count: u32,
+        slots: &Bound<'_, PyAny>,
+        head: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let (slots, head) = (words(slots)?, words(head)?);
+        py.detach(|| {
+            let blocks = PartitionBlocks { first, count };
+            self.0.open_partition(holder, blocks, slots, head)
+        })
+        .map_err(|error| raised(py, error))
+    }
+
+    fn close_partition(&self, py: Python<'_>, holder: u64) -> PyResult<()> {
+        py.detach(|| self.0.close_partition(holder))
+            .map_err(|error| raised(py, error))
+    }
+
+    fn partition_free_count(&self, py: Python<'_>, holder: u64) -> PyResult<u32> {
+        self.partition(py, holder, |partition| Ok(partition.free_count()))
+    }
+
+    fn audit_head(&self, py: Python<'_>, holder: u64) -> PyResult<u32> {
+        self.partition(py, holder, |partition| Ok(partition.audit_head()?))
+    }
+
+    fn restore_head(&self, py: Python<'_>, holder: u64) -> PyResult<()> {
+        self.partition(py, holder, |partition| {
+            partition.restore_head();
+            Ok(())
+        })
+    }
+
+    fn outstanding_tickets(&self, py: Python<'_>, holder: u64) -> PyResult<Vec<u32>> {
+        self.partition(py, holder, |partition| Ok(partition.outstanding_tickets()?))
+    }
+
+    fn read_slot(&self, py: Python<'_>, holder: u64, ticket: u32) -> PyResult<Option<u64>> {
+        self.partition(py, holder, |partition| Ok(partition.read_slot(ticket)))
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "those of kbtp.blocks.BlockStore")]
+    fn bind_ticket(
+        &self,
+        py: Python<'_>,
+        handle: u64,
+        holder: u64,
+        ticket: u32,
+        block_offset: u64,
+        data_length: u32,
+        seal: bool,
+    ) -> PyResult<(Option<EntryTuple>, u16)> {
+        let bind = |store: &mut ProtoStore| store.bind_ticket(handle, holder, ticket, block_offset, data_length, seal);
+        let binding = py
+            .detach(|| self.0.with(bind))
+            .map_err(|error| raised(py, error.into()))?;
+        Ok(match binding {
+            Binding::Bound(entry) => (Some(entry_tuple(entry)), Status::Success as u16),
+            Binding::Refused(status) => (None, status as u16),
+        })
+    }
+
+    fn reclaim_ticket(&self, py: Python<'_>, holder: u64, ticket: u32) -> PyResult<u64> {
+        py.detach(|| self.0.with(|store| store.reclaim_ticket(holder, ticket)))
+            .map_err(|error| raised(py, error.into()))
     }
 
     fn commit_store(&self, py: Python<'_>, handle: u64, data: &[u8], seal: bool) -> PyResult<EntryTuple> {

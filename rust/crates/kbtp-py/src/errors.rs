@@ -14,6 +14,7 @@ pub(crate) fn raised(py: Python<'_>, error: Error) -> PyErr {
         Error::ApiMisuse(message) => of_class(py, "ApiMisuse", (message,)),
         Error::ConnectionLost { message, terminate } => connection_lost(py, message, terminate.as_ref()),
         Error::Io(error) => return os_error(py, &error),
+        Error::PeerMisbehaved(error) => peer_misbehaved(py, error),
     };
     exception.map_or_else(|failure| failure, PyErr::from_value)
 }
@@ -24,9 +25,7 @@ pub(crate) fn reason(py: Python<'_>, reason: EndReason) -> PyResult<Bound<'_, Py
         EndReason::ConnectionLost { message, terminate } => connection_lost(py, message, terminate.as_ref()),
         EndReason::DeadlineExceeded(message) => of_class(py, "DeadlineExceeded", (message,)),
         EndReason::PeerIncompatible(message) => of_class(py, "PeerIncompatible", (message,)),
-        EndReason::PeerMisbehaved(PeerMisbehaved { cause: why, message }) => {
-            of_class(py, "PeerMisbehaved", (cause(py, why)?, message))
-        }
+        EndReason::PeerMisbehaved(error) => peer_misbehaved(py, error),
     }
 }
 
@@ -50,6 +49,10 @@ pub(crate) fn cause(py: Python<'_>, cause: TerminateCause) -> PyResult<Bound<'_,
     py.import("kbtp.types")?
         .getattr("TerminateCause")?
         .call1((cause.value(),))
+}
+
+fn peer_misbehaved(py: Python<'_>, error: PeerMisbehaved) -> PyResult<Bound<'_, PyAny>> {
+    of_class(py, "PeerMisbehaved", (cause(py, error.cause)?, error.message))
 }
 
 fn connection_lost<'py>(

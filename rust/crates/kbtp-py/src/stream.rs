@@ -74,8 +74,8 @@ impl Stream {
     }
 
     #[allow(clippy::too_many_arguments, reason = "all by keyword")]
-    #[pyo3(signature = (store, *, holder, domain, first_handle, handle_count, request_credits, max_message_bytes, receives,
-        read_depth, drain_s))]
+    #[pyo3(signature = (store, *, holder, domain, first_handle, handle_count, direct_alloc, request_credits,
+        max_message_bytes, receives, read_depth, drain_s))]
     fn offload(
         &self,
         py: Python<'_>,
@@ -84,6 +84,7 @@ impl Stream {
         domain: u64,
         first_handle: u64,
         handle_count: u64,
+        direct_alloc: bool,
         request_credits: u32,
         max_message_bytes: u32,
         receives: &Bound<'_, Region>,
@@ -98,6 +99,7 @@ impl Stream {
                 first: first_handle,
                 count: handle_count,
             },
+            direct_alloc,
             request_credits,
             max_message_bytes,
             receives: receives.get().rnic_region().clone(),
@@ -105,6 +107,10 @@ impl Stream {
             drain: duration(drain_s),
         };
         py.detach(|| self.0.offload(&grant)).map_err(|error| raised(py, error))
+    }
+
+    fn bind_tickets(&self, py: Python<'_>) -> Vec<u32> {
+        py.detach(|| self.0.bind_tickets())
     }
 
     fn resolved(&self, py: Python<'_>, handle: u64) {

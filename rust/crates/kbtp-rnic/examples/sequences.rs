@@ -126,8 +126,11 @@ impl Target {
             table_handles: count as u64,
             ring_order: count.next_power_of_two().ilog2(),
             first_ticket: 0,
+            direct_blocks: 0,
+            masked_counters: true,
         };
-        let blocks = SharedBlocks::create(&pool, &config, false).unwrap();
+        let table = Buffer::zeroed(8 * config.table_words() as usize).unwrap();
+        let blocks = SharedBlocks::create(&pool, table, &config, false).unwrap();
         let handles = HandleRange {
             first: FIRST_HANDLE,
             count: count as u64,
@@ -189,6 +192,7 @@ impl Target {
                         first: FIRST_HANDLE,
                         count: 2 * blocks_of(self.block_bytes) as u64,
                     },
+                    direct_alloc: false,
                     request_credits: CREDITS as u32,
                     max_message_bytes: MESSAGE_BYTES as u32,
                     receives: buffers.clone(),

@@ -8,15 +8,15 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use kbtp_proto::blocks::{
-    BlockStore, ClearBlock, Entry, FinishedFree, FreeToken, RingMemory, StoreConfig, StoreMemory, Words,
+    BlockStore, ClearBlock, Entry, FinishedFree, FreeToken, HolderId, PartitionBlocks, RingMemory, StoreConfig,
+    StoreMemory, Words,
 };
 use kbtp_proto::types::Handle;
 
-use crate::api::Access;
 use crate::core::lock;
-use crate::device::{Device, Pd, Region};
+use crate::device::Region;
 use crate::error::Error;
-use crate::memory::{Buffer, SharedWords};
+use crate::memory::{Buffer, BufferWords};
 
 /// Tells a session that its FREE is complete.
 type Router = Box<dyn Fn(FinishedFree) + Send + Sync>;
@@ -25,32 +25,6 @@ struct Shared {
     store: Mutex<BlockStore>,
     pool: Region,
     router: OnceLock<Router>,
-    _structures: Structures,
-}
-
-/// Table, slots, Head and Tail, each with an STag of its own: they are not to be had with the same rights. They are
-/// registered as long as this lives.
-#[derive(Default)]
-struct Structures(Vec<Region>);
-
-impl Structures {
-    fn register(&mut self, pd: &Pd, word_count: u64) -> Result<Box<dyn Words>, Error> {
-        let device = Device {
-            shared: Arc::clone(&pd.device),
-        };
-        let words = zeroed(word_count)?;
-        let buffer = Buffer::of_words(&words)?;
-        self.0.push(device.register(buffer, Access::empty(), pd, None, 0)?);
-        Ok(Box::new(words))
-    }
-}
-
-impl Drop for Structures {
-    fn drop(&mut self) {
-        for region in &self.0 {
-            region.revoke();
-        }
-    }
 }
 
 /// A `BlockStore` over a registered pool. A handle: clones are the same store.
@@ -60,25 +34,21 @@ pub struct SharedBlocks {
 }
 
 impl SharedBlocks {
-    /// A store whose table and ring are registered in the domain of `pool`; no peer has a right to them.
+    /// A store whose table lies in `table`, which has `StoreConfig::table_words` words. Peers of a direct mode may be let
+    /// read it: register its octets for them. The shared ring is in memory that no peer reaches.
     ///
     /// `clear_on_free`: see `BlockStore::new`.
     ///
     /// # Errors
     ///
-    /// `Error::ApiMisuse` for numbers outside profile 5 or a pool that does not fit them; `Error::Io` if the system
-    /// gives no memory.
-    pub fn create(pool: &Region, config: &StoreConfig, clear_on_free: bool) -> Result<Self, Error> {
-        let pd = Pd {
-            device: Arc::clone(&pool.shared.device),
-            id: pool.shared.pd,
-        };
-        let mut structures = Structures::default();
-        let table = structures.register(&pd, config.table_words())?;
+    /// `Error::ApiMisuse` for numbers outside profile 5, a pool or a table that does not fit them; `Error::Io` if the
+    /// system gives no memory.
+    pub fn create(pool: &Region, table: Buffer, config: &StoreConfig, clear_on_free: bool) -> Result<Self, Error> {
+        let table = Box::new(BufferWords::new(table)?);
         let ring = RingMemory {
-            slots: structures.register(&pd, config.slot_words()?)?,
-            head: structures.register(&pd, 1)?,
-            tail: structures.register(&pd, 1)?,
+            slots: zeroed(config.slot_words()?)?,
+            head: zeroed(1)?,
+            tail: zeroed(1)?,
         };
         let clear = clear_on_free.then(|| -> ClearBlock {
             let pool = pool.clone();
@@ -92,13 +62,13 @@ impl SharedBlocks {
             )));
         }
         // A STORE to an unsealed block may come while somebody sends it.
-        pd.device.table().memories.set_restless(pool.shared.id);
+        let device = &pool.shared.device;
+        device.table().memories.set_restless(pool.shared.id);
         Ok(Self {
             shared: Arc::new(Shared {
                 store: Mutex::new(store),
                 pool: pool.clone(),
                 router: OnceLock::new(),
-                _structures: structures,
             }),
         })
     }
@@ -118,6 +88,51 @@ impl SharedBlocks {
     #[must_use]
     pub fn pool(&self) -> &Region {
         &self.shared.pool
+    }
+
+    // --- partitions (draft 6.6) ---
+
+    /// See `BlockStore::open_partition`. `slots` and `head` hold the ring's slots and Head, to be registered for the one
+    /// stream of the holder.
+    ///
+    /// # Errors
+    ///
+    /// `Error::ApiMisuse` as there, and for memory that does not fit.
+    pub fn open_partition(
+        &self,
+        holder: HolderId,
+        blocks: PartitionBlocks,
+        slots: Buffer,
+        head: Buffer,
+    ) -> Result<(), Error> {
+        // What is refused is not dropped under the store's lock: a keepalive may run anything.
+        let _kept = (slots.share(), head.share());
+        let memory = RingMemory {
+            slots: Box::new(BufferWords::new(slots)?),
+            head: Box::new(BufferWords::new(head)?),
+            tail: zeroed(1)?,
+        };
+        Ok(self.with(|store| store.open_partition(holder, blocks, memory))?)
+    }
+
+    /// See `BlockStore::close_partition`; its blocks are cleared.
+    ///
+    /// # Errors
+    ///
+    /// `Error::ApiMisuse` as there.
+    pub fn close_partition(&self, holder: HolderId) -> Result<(), Error> {
+        let (pool, partition) = self.with(|store| {
+            let partition = store.close_partition(holder);
+            partition.map(|partition| (*store.pool(), partition))
+        })?;
+        // Nobody's now, and so with no lock held.
+        let blocks = partition.blocks();
+        for block_offset in (0..blocks.block_count()).filter_map(|index| blocks.offset_of(index)) {
+            if let Some(position) = pool.position(block_offset) {
+                self.shared.pool.clear(position, pool.block_size_bytes());
+            }
+        }
+        Ok(())
     }
 
     /// Draft 6.2 steps 2 and 3 for data that lies elsewhere.
@@ -158,18 +173,21 @@ impl fmt::Debug for SharedBlocks {
     }
 }
 
-fn zeroed(count: u64) -> Result<SharedWords, Error> {
+/// Words that no peer reaches.
+fn zeroed(count: u64) -> Result<Box<dyn Words>, Error> {
     let none = || Error::Io(std::io::Error::from(std::io::ErrorKind::OutOfMemory));
     let count = usize::try_from(count).map_err(|_| none())?;
     let mut words = Vec::new();
     words.try_reserve_exact(count).map_err(|_| none())?;
     words.resize_with(count, || AtomicU64::new(0));
-    Ok(Arc::new(words.into_boxed_slice()))
+    Ok(Box::new(Arc::new(words)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::Access;
+    use crate::device::Device;
     use crate::options::Options;
     use kbtp_proto::blocks::{Allocation, Freeing};
 
@@ -181,59 +199,118 @@ mod tests {
         table_handles: 8,
         ring_order: 2,
         first_ticket: 0,
+        direct_blocks: 0,
+        masked_counters: true,
     };
 
-    fn blocks(clear_on_free: bool) -> (Device, SharedBlocks) {
+    fn words(count: u64) -> Buffer {
+        Buffer::zeroed(8 * count as usize).unwrap()
+    }
+
+    fn of_config(config: &StoreConfig, clear_on_free: bool) -> (Device, SharedBlocks, Buffer) {
         let device = Device::open(Options::default());
         let pd = device.allocate_pd();
         let buffer = Buffer::zeroed(3 * 512).unwrap();
         let pool = device.register(buffer, Access::empty(), &pd, None, 0x10000).unwrap();
-        let blocks = SharedBlocks::create(&pool, &CONFIG, clear_on_free).unwrap();
+        let table = words(config.table_words());
+        let blocks = SharedBlocks::create(&pool, table.share(), config, clear_on_free).unwrap();
+        (device, blocks, table)
+    }
+
+    fn blocks(clear_on_free: bool) -> (Device, SharedBlocks) {
+        let (device, blocks, _) = of_config(&CONFIG, clear_on_free);
         blocks.with(|store| store.quotas_mut().grant(1, 3)).unwrap();
         (device, blocks)
     }
 
-    fn octets(blocks: &SharedBlocks, region: &Region, length: u32) -> Vec<u8> {
+    fn octets(region: &Region, length: u32) -> Vec<u8> {
         let mut octets = Vec::new();
-        assert!(blocks.pool() == region || region.access().is_empty());
         region.copy_out(0, length, &mut octets);
         octets
     }
 
-    #[test]
-    fn thestructures_are_registered_in_network_byte_order() {
-        let (_device, blocks) = blocks(false);
+    fn octets_of(buffer: &Buffer, length: usize) -> Vec<u8> {
+        let mut octets = vec![0; length];
+        buffer.read_into(&mut octets);
+        octets
+    }
+
+    fn bind(blocks: &SharedBlocks, handle: u64, holder: u64, length: u32) -> u64 {
         blocks.with(|store| {
-            let Ok(Allocation::Block(block)) = store.begin_alloc_store(0x4001, 1) else {
+            let Ok(Allocation::Block(block)) = store.begin_alloc_store(handle, holder) else {
                 panic!("no block");
             };
-            store.commit_alloc_store(0x4001, block, 0x1234, true).unwrap_err();
-            store.commit_alloc_store(0x4001, block, 0x123, true).unwrap();
-        });
-        let [table, slots, head, tail] = &blocks.shared._structures.0[..] else {
-            panic!("four");
-        };
+            store.commit_alloc_store(handle, block, length, true).unwrap();
+            block
+        })
+    }
+
+    #[test]
+    fn the_table_is_where_it_was_asked_for_in_network_byte_order() {
+        let (_device, blocks, table) = of_config(&CONFIG, false);
+        blocks.with(|store| store.quotas_mut().grant(1, 3)).unwrap();
+        bind(&blocks, 0x4001, 1, 0x123);
         assert_eq!(
-            octets(&blocks, table, 32),
+            octets_of(&table, 32),
             [
                 [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
                 [0, 3, 0, 2, 0, 0, 1, 0x23, 0, 0, 0, 0, 0, 1, 0, 0]
             ]
             .concat()
         );
-        let empty = [0xFF; 8];
-        assert_eq!(
-            octets(&blocks, slots, 32),
-            [
-                [0, 0, 0, 0, 0, 0, 0, 0],
-                empty,
-                [0, 0, 0, 1, 0, 0, 0, 0],
-                [0, 0, 0, 0, 0, 1, 2, 0]
-            ]
-            .concat()
-        );
-        assert_eq!(octets(&blocks, head, 8), 0x0000_0001_0000_0010_u64.to_ne_bytes());
-        assert_eq!(octets(&blocks, tail, 8), 0x0000_0003_0000_0030_u64.to_ne_bytes());
+    }
+
+    #[test]
+    fn a_partition_has_its_slots_and_head_where_they_were_asked_for() {
+        let config = StoreConfig {
+            direct_blocks: 2,
+            first_ticket: 6,
+            ..CONFIG
+        };
+        let (_device, blocks, _) = of_config(&config, false);
+        let (slots, head) = (words(4), words(1));
+        let two = PartitionBlocks { first: 1, count: 2 };
+        blocks.open_partition(1, two, slots.share(), head.share()).unwrap();
+        assert_eq!(bind(&blocks, 0x4000, 1, 5), 0x10200);
+        let slot = |ticket: u32, block_offset: u64| [u64::from(ticket) << 32, block_offset].map(u64::to_be_bytes);
+        let expected = [slot(6, u64::MAX), slot(7, 0x10400)].concat().concat();
+        assert_eq!(octets_of(&slots, 32), expected);
+        assert_eq!(octets_of(&head, 8), 0x0000_0007_0000_0010_u64.to_ne_bytes());
+        assert!(matches!(blocks.close_partition(1), Err(Error::ApiMisuse(_))));
+    }
+
+    #[test]
+    fn a_partition_that_goes_back_is_cleared() {
+        let config = StoreConfig {
+            direct_blocks: 2,
+            ..CONFIG
+        };
+        let (_device, blocks, _) = of_config(&config, false);
+        let two = PartitionBlocks { first: 1, count: 2 };
+        blocks.open_partition(1, two, words(4), words(1)).unwrap();
+        blocks.pool().copy_in(0, &[7; 3 * 512]);
+        blocks.close_partition(1).unwrap();
+        assert_eq!(octets(blocks.pool(), 3 * 512), [[7; 512], [0; 512], [0; 512]].concat());
+        assert!(matches!(blocks.close_partition(1), Err(Error::ApiMisuse(_))));
+    }
+
+    #[test]
+    fn memory_that_does_not_fit_a_partition_is_refused() {
+        let config = StoreConfig {
+            direct_blocks: 2,
+            ..CONFIG
+        };
+        let (_device, blocks, _) = of_config(&config, false);
+        let two = PartitionBlocks { first: 1, count: 2 };
+        for (slots, head) in [
+            (words(2), words(1)),
+            (words(4), words(2)),
+            (words(4), Buffer::zeroed(12).unwrap()),
+        ] {
+            let refused = blocks.open_partition(1, two, slots, head);
+            assert!(matches!(refused, Err(Error::ApiMisuse(_))));
+        }
+        blocks.open_partition(1, two, words(4), words(1)).unwrap();
     }
 
     #[test]
@@ -245,11 +322,11 @@ mod tests {
                 store.commit_alloc_store(0x4000, 0x10000, 0, false).unwrap();
             });
             blocks.store(0x4000, b"secret", true).unwrap();
-            assert_eq!(octets(&blocks, blocks.pool(), 6), b"secret");
+            assert_eq!(octets(blocks.pool(), 6), b"secret");
             assert!(matches!(blocks.store(0x4000, b"", false), Err(Error::ApiMisuse(_))));
             let freeing = blocks.with(|store| store.begin_free(0x4000, 1, FreeToken::Python(0), None));
             assert!(matches!(freeing, Ok(Freeing::Freed(_))));
-            assert_eq!(octets(&blocks, blocks.pool(), 6), left);
+            assert_eq!(octets(blocks.pool(), 6), left);
         }
     }
 
@@ -277,17 +354,6 @@ mod tests {
             assert_eq!(for_python, (token != of_stream).then_some(5));
         }
         assert_eq!(*lock(&heard), [of_stream]);
-    }
-
-    #[test]
-    fn the_structures_are_registered_as_long_as_the_store_lives() {
-        let (_device, blocks) = blocks(false);
-        let regions = blocks.shared._structures.0.clone();
-        let other = blocks.clone();
-        drop(blocks);
-        assert!(regions.iter().all(Region::valid));
-        drop(other);
-        assert!(!regions.iter().any(Region::valid));
     }
 
     #[test]
@@ -333,22 +399,18 @@ mod tests {
     #[test]
     fn numbers_and_pools_that_do_not_fit_are_refused() {
         let (device, blocks) = blocks(false);
+        let create = |table: Buffer, config: &StoreConfig| SharedBlocks::create(blocks.pool(), table, config, false);
         let wrong = StoreConfig {
             block_count: 2,
             ..CONFIG
         };
-        assert!(matches!(
-            SharedBlocks::create(blocks.pool(), &wrong, false),
-            Err(Error::ApiMisuse(_))
-        ));
-        let endless = StoreConfig {
-            table_handles: u64::MAX,
+        assert!(matches!(create(words(16), &wrong), Err(Error::ApiMisuse(_))));
+        assert!(matches!(create(words(15), &CONFIG), Err(Error::ApiMisuse(_))));
+        let none_shared = StoreConfig {
+            direct_blocks: 3,
             ..CONFIG
         };
-        assert!(matches!(
-            SharedBlocks::create(blocks.pool(), &endless, false),
-            Err(Error::Io(_))
-        ));
+        assert!(matches!(create(words(16), &none_shared), Err(Error::ApiMisuse(_))));
         drop(device);
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 
+use kbtp_proto::blocks::PartitionError;
 use kbtp_proto::types::{ApiMisuse, PeerMisbehaved, TerminateInfo};
 
 /// Why a call failed.
@@ -19,6 +20,8 @@ pub enum Error {
     },
     /// As the system gives it.
     Io(io::Error),
+    /// The peer broke the protocol, and its stream is to end.
+    PeerMisbehaved(PeerMisbehaved),
 }
 
 impl Error {
@@ -39,6 +42,7 @@ impl fmt::Display for Error {
         match self {
             Self::ApiMisuse(message) | Self::ConnectionLost { message, .. } => f.write_str(message),
             Self::Io(error) => error.fmt(f),
+            Self::PeerMisbehaved(error) => error.fmt(f),
         }
     }
 }
@@ -54,6 +58,21 @@ impl From<ApiMisuse> for Error {
 impl From<io::Error> for Error {
     fn from(error: io::Error) -> Self {
         Self::Io(error)
+    }
+}
+
+impl From<PeerMisbehaved> for Error {
+    fn from(error: PeerMisbehaved) -> Self {
+        Self::PeerMisbehaved(error)
+    }
+}
+
+impl From<PartitionError> for Error {
+    fn from(error: PartitionError) -> Self {
+        match error {
+            PartitionError::Misuse(error) => error.into(),
+            PartitionError::Misbehaved(error) => error.into(),
+        }
     }
 }
 

@@ -19,6 +19,7 @@ use std::slice;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use kbtp_proto::blocks::Words;
 use kbtp_proto::crc32c;
 use kbtp_proto::memory::{Octets, RegionId, Span};
 use kbtp_proto::stream::Part;
@@ -31,9 +32,6 @@ use crate::error::Error;
 pub(crate) const PARTS_MAX: usize = 256;
 
 const WORD_BYTES: usize = size_of::<u64>();
-
-/// Words that this process shares with peers; they stay where they are.
-pub(crate) type SharedWords = Arc<Box<[AtomicU64]>>;
 
 /// Octets that can be registered.
 pub struct Buffer {
@@ -86,19 +84,6 @@ impl Buffer {
         })
     }
 
-    /// The octets of `words`.
-    ///
-    /// # Errors
-    ///
-    /// `Error::ApiMisuse` for no words.
-    pub(crate) fn of_words(words: &SharedWords) -> Result<Self, Error> {
-        let address = words.as_ptr().expose_provenance();
-        let length = size_of_val::<[AtomicU64]>(words);
-        // SAFETY: the words live in the keepalive and are never moved, and may be changed through a shared reference
-        // because they are atomics.
-        unsafe { Self::from_raw_parts(address, length, true, Box::new(Arc::clone(words))) }
-    }
-
     /// `length` zeros of its own, aligned to 8.
     ///
     /// # Errors
@@ -112,8 +97,9 @@ impl Buffer {
         unsafe { Self::from_raw_parts(address, length, true, Box::new(words)) }
     }
 
-    /// The same octets once more.
-    pub(crate) fn share(&self) -> Self {
+    /// The same octets once more, to be registered under another STag for example.
+    #[must_use]
+    pub fn share(&self) -> Self {
         Self {
             _keepalive: Arc::clone(&self._keepalive),
             ..*self
@@ -143,6 +129,60 @@ impl Buffer {
     #[must_use]
     pub fn writable(&self) -> bool {
         self.writable
+    }
+}
+
+/// A buffer as the words of a structure whose owner lets peers look at them, and its Head be moved (draft 6.6).
+pub(crate) struct BufferWords(Buffer);
+
+impl BufferWords {
+    /// Refuses octets that are no whole aligned words, or read-only.
+    pub(crate) fn new(buffer: Buffer) -> Result<Self, Error> {
+        let aligned = buffer.address.cast::<AtomicU64>().is_aligned();
+        if !aligned || !buffer.writable || !buffer.length.is_multiple_of(WORD_BYTES) {
+            return Err(Error::misuse(format!(
+                "writable words of {WORD_BYTES} octets, aligned to that, expected"
+            )));
+        }
+        Ok(Self(buffer))
+    }
+
+    fn words(&self) -> &[AtomicU64] {
+        let Buffer { address, length, .. } = &self.0;
+        // SAFETY: the keepalive keeps `length` writable octets, which are whole aligned words. The RNIC reads them word by
+        // word and changes them with atomic instructions (`Memories::read`, `Memories::atomic`), their owner through here.
+        unsafe { slice::from_raw_parts(address.cast::<AtomicU64>().as_ptr(), length / WORD_BYTES) }
+    }
+}
+
+impl Words for BufferWords {
+    fn count(&self) -> usize {
+        self.words().len()
+    }
+
+    fn load(&self, index: usize) -> u64 {
+        self.words()[index].load(Ordering::Acquire)
+    }
+
+    fn store(&self, index: usize, value: u64) {
+        self.words()[index].store(value, Ordering::Release);
+    }
+
+    fn update(&self, index: usize, operate: &mut dyn FnMut(u64) -> u64) -> u64 {
+        update(&self.words()[index], operate)
+    }
+}
+
+/// Store `operate(old)` and return `old`.
+///
+/// With a compare-and-swap, so that atomic instructions of others are not overrun.
+fn update(word: &AtomicU64, operate: &mut dyn FnMut(u64) -> u64) -> u64 {
+    let mut old = word.load(Ordering::SeqCst);
+    loop {
+        match word.compare_exchange_weak(old, operate(old), Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(old) => return old,
+            Err(now) => old = now,
+        }
     }
 }
 
@@ -269,9 +309,7 @@ impl Memories {
         }
     }
 
-    /// Store `operate(old)` over the aligned native word at `offset` and return `old`; None if there is no such word.
-    ///
-    /// With a compare-and-swap, so that atomic instructions of the owner's are not overrun either.
+    /// `update` of the aligned native word at `offset`; None if there is no such word.
     pub(crate) fn atomic(&self, region: RegionId, offset: u64, operate: &mut dyn FnMut(u64) -> u64) -> Option<u64> {
         let pointer = self
             .locate(
@@ -289,13 +327,31 @@ impl Memories {
         // SAFETY: `locate` gave 8 octets that stay while `self` is borrowed, and they are aligned. Atomics of all event loops
         // come through here, and the owner must use atomic instructions too: that is what registering the right means.
         let word = unsafe { AtomicU64::from_ptr(pointer.as_ptr()) };
-        let mut old = word.load(Ordering::SeqCst);
-        loop {
-            match word.compare_exchange(old, operate(old), Ordering::SeqCst, Ordering::SeqCst) {
-                Ok(old) => return Some(old),
-                Err(now) => old = now,
-            }
+        Some(update(word, operate))
+    }
+
+    /// Append the octets of `span` to `into`, each aligned word of them read in one load, in the order of addresses: who
+    /// stores words meanwhile, as the owner of a table or a ring does, is seen to have stored whole ones (profile 5).
+    fn read(&self, span: Span, into: &mut Vec<u8>) {
+        let Some(pointer) = self.locate(span, false) else {
+            return;
+        };
+        let before = pointer.align_offset(WORD_BYTES).min(span.len as usize);
+        let words = (span.len as usize - before) / WORD_BYTES;
+        if words == 0 {
+            return into.extend_from_slice(self.octets(span));
         }
+        into.extend_from_slice(self.octets(span.part(0, before as u32)));
+        // SAFETY: `locate` gave `len` octets that stay while `self` is borrowed, of which these are whole aligned words;
+        // they are only loaded, which read-only memory bears too.
+        let aligned = unsafe { slice::from_raw_parts(pointer.add(before).cast::<AtomicU64>().as_ptr(), words) };
+        into.extend(
+            aligned
+                .iter()
+                .flat_map(|word| word.load(Ordering::Acquire).to_ne_bytes()),
+        );
+        let after = (before + words * WORD_BYTES) as u32;
+        into.extend_from_slice(self.octets(span.part(after, u32::MAX)));
     }
 
     /// The octets of `from` to `to`, or as many as both have; nothing if either is not there.
@@ -366,7 +422,7 @@ impl Octets for RegisteredOctets<'_> {
     }
 
     fn read(&self, span: Span, into: &mut Vec<u8>) {
-        into.extend_from_slice(self.0.octets(span));
+        self.0.read(span, into);
     }
 
     /// Not what peers may write: with several event loops they do so at any time.
@@ -446,6 +502,39 @@ mod tests {
         let mut out = Vec::new();
         RegisteredOctets(&memories).read(span(region, 2, 9), &mut out);
         assert_eq!(out, b"\0abcd\0\0\0\0");
+    }
+
+    #[test]
+    fn octets_are_read_from_wherever_they_begin_and_end() {
+        let mut memories = Memories::default();
+        let region = memories.insert(Buffer::zeroed(40).unwrap(), false);
+        let all: Vec<u8> = (0..40).collect();
+        RegisteredOctets(&memories).write(span(region, 0, 40), &all);
+        for from in 0..=16 {
+            for to in from..=40 {
+                let mut out = vec![99];
+                RegisteredOctets(&memories).read(span(region, from as u64, (to - from) as u32), &mut out);
+                assert_eq!((out[0], &out[1..]), (99, &all[from..to]));
+            }
+        }
+    }
+
+    #[test]
+    fn words_are_whole_aligned_and_writable() {
+        let buffer = Buffer::zeroed(24).unwrap();
+        let words = BufferWords::new(buffer.share()).unwrap();
+        assert_eq!(words.count(), 3);
+        words.store(1, 5);
+        assert_eq!(words.update(1, &mut |old| old + 2), 5);
+        let mut octets = [0; 24];
+        buffer.read_into(&mut octets);
+        assert_eq!((&octets[8..16], words.load(1)), (&7_u64.to_ne_bytes()[..], 7));
+        let address = buffer.address();
+        for (skip, length, writable) in [(4, 8, true), (0, 12, true), (0, 8, false)] {
+            // SAFETY: the octets are those of `buffer`, which is kept.
+            let part = unsafe { Buffer::from_raw_parts(address + skip, length, writable, Box::new(buffer.share())) };
+            assert!(matches!(BufferWords::new(part.unwrap()), Err(Error::ApiMisuse(_))));
+        }
     }
 
     #[test]

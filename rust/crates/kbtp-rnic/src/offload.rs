@@ -14,6 +14,7 @@ use kbtp_proto::memory::{RegionId, Span};
 use kbtp_proto::own_maps::OwnMap;
 use kbtp_proto::stream::{Inline, Payload, Piece, Work};
 use kbtp_proto::target::{Action, ForcedPunts, Session, SessionGrant, SessionMemory, SharedStore, TaskId};
+use kbtp_proto::types::Ticket;
 
 use crate::api::{Event, WcOpcode, WcStatus, WorkCompletion};
 use crate::blocks::SharedBlocks;
@@ -38,6 +39,7 @@ pub struct Grant {
     pub holder: u64,
     pub domain: u64,
     pub handles: HandleRange,
+    pub direct_alloc: bool,
     pub request_credits: u32,
     pub max_message_bytes: u32,
     pub receives: Region,
@@ -169,6 +171,7 @@ impl StreamState {
             holder: grant.holder,
             domain: grant.domain,
             handles: grant.handles,
+            direct_alloc: grant.direct_alloc,
             request_credits: grant.request_credits,
             max_message_bytes: grant.max_message_bytes,
             receives,
@@ -234,6 +237,12 @@ impl StreamState {
         if let Some(offload) = &mut self.offload {
             offload.session.resolved(handle);
         }
+    }
+
+    /// See `Session::bind_tickets`.
+    pub(crate) fn bind_tickets(&self) -> Vec<Ticket> {
+        let session = self.offload.as_ref().map(|offload| &offload.session);
+        session.into_iter().flat_map(Session::bind_tickets).collect()
     }
 
     /// False if it has no offloaded session.

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use kbtp_proto::stag::StreamId as ViewId;
-use kbtp_proto::types::TerminateCause;
+use kbtp_proto::types::{TerminateCause, Ticket};
 
 use crate::api::{Recv, StreamId, WorkRequest};
 use crate::core::{ChannelShared, Core};
@@ -115,6 +115,12 @@ impl Stream {
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.with(|stream, _| stream.outstanding()).unwrap_or(0)
+    }
+
+    /// Tickets of the BINDs that came and that the owner of an offloaded session has not resolved.
+    #[must_use]
+    pub fn bind_tickets(&self) -> Vec<Ticket> {
+        self.with(|stream, _| stream.bind_tickets()).unwrap_or_default()
     }
 
     /// The owner of an offloaded session has resolved a request on `handle` that was left to it.

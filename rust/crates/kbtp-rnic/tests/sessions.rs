@@ -99,8 +99,11 @@ impl Target {
             table_handles: INITIATORS * HANDLES,
             ring_order: BLOCKS.ilog2(),
             first_ticket: 0,
+            direct_blocks: 0,
+            masked_counters: true,
         };
-        let blocks = SharedBlocks::create(&pool, &config, true).unwrap();
+        let table = Buffer::zeroed(8 * config.table_words() as usize).unwrap();
+        let blocks = SharedBlocks::create(&pool, table, &config, true).unwrap();
         connect(&blocks);
         blocks.with(|store| {
             for initiator in 0..INITIATORS {
@@ -139,6 +142,7 @@ impl Target {
                     holder: self.joined,
                     domain: DOMAIN,
                     handles: range_of(self.joined),
+                    direct_alloc: false,
                     request_credits: CREDITS,
                     max_message_bytes: MESSAGE_BYTES as u32,
                     receives: buffers.clone(),

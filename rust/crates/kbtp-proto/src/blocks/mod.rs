@@ -6,6 +6,8 @@
 
 mod counter;
 mod handles;
+mod partition;
+mod pins;
 mod pool;
 mod quota;
 mod ring;
@@ -15,12 +17,11 @@ mod words;
 
 pub use counter::{CounterForm, ring_order_for};
 pub use handles::{AssignedRanges, DomainId, HandleRange};
+pub use partition::{Partition, PartitionBlocks, PartitionError};
+pub use pins::{FinishedFree, FreeToken, OwnerId, Pin, PinnedFree};
 pub use pool::Pool;
 pub use quota::{HolderId, QuotaLedger};
 pub use ring::{FreeBlockRing, RingMemory};
-pub use store::{
-    Allocation, BlockStore, ClearBlock, FinishedFree, FreeToken, Freeing, OwnerId, Pin, PinnedFree, StoreConfig,
-    StoreMemory,
-};
+pub use store::{Allocation, Binding, BlockStore, ClearBlock, Freeing, StoreConfig, StoreMemory};
 pub use table::{BlockTable, Entry, next_generation};
 pub use words::Words;

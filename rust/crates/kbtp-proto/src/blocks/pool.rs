@@ -54,6 +54,28 @@ impl Pool {
         })
     }
 
+    /// Some of the blocks: `block_count` from block `first` on, under the Block Offsets they have here.
+    ///
+    /// # Errors
+    ///
+    /// For no blocks, and for any that are not in here.
+    pub fn part(&self, first: u32, block_count: u32) -> Result<Self, ApiMisuse> {
+        let ends_inside = first
+            .checked_add(block_count)
+            .is_some_and(|end| end <= self.block_count);
+        match self.offset_of(first) {
+            Some(pool_base) if ends_inside && block_count > 0 => Ok(Self {
+                block_count,
+                pool_base,
+                ..*self
+            }),
+            _ => Err(ApiMisuse(format!(
+                "{block_count} blocks from {first} on: 1 to {} expected, and all in the pool",
+                self.block_count
+            ))),
+        }
+    }
+
     /// Of each block.
     #[must_use]
     pub fn block_size_bytes(&self) -> u32 {

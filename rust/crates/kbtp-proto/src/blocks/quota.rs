@@ -11,9 +11,16 @@ struct Account {
     quota: u32,
     usage: u32,
     released: bool,
+    apart: bool,
 }
 
-/// The quotas of all holders, whose sum is never larger than `total_blocks` (draft 3.4).
+impl Account {
+    fn is_reached(&self, unbound_tickets: u32) -> bool {
+        self.usage.saturating_add(unbound_tickets) >= self.quota
+    }
+}
+
+/// The quotas of all holders, whose sum is never larger than `total_blocks` (draft 3.4), but for those set apart.
 ///
 /// A holder's usage is the number of handles it has bound, of allocations it has begun, and of frees that have not
 /// completed. Misuse by the caller is an error.
@@ -54,9 +61,39 @@ impl QuotaLedger {
                 quota,
                 usage: 0,
                 released: false,
+                apart: false,
             },
         );
         Ok(quota)
+    }
+
+    /// From now on the quota of `holder` is `blocks` that are in no other's: those of its own partition.
+    ///
+    /// It may have an account, but must use nothing of it: what it had of the others' is theirs again.
+    pub fn set_apart(&mut self, holder: HolderId, blocks: u32) -> Result<(), ApiMisuse> {
+        self.check_unused(holder)?;
+        self.left += self.quota(holder);
+        self.accounts.insert(
+            holder,
+            Account {
+                quota: blocks,
+                usage: 0,
+                released: false,
+                apart: true,
+            },
+        );
+        Ok(())
+    }
+
+    /// Refuses a holder that `set_apart` would.
+    pub(super) fn check_unused(&self, holder: HolderId) -> Result<(), ApiMisuse> {
+        let used = |account: &Account| account.usage > 0 || account.released || account.apart;
+        if self.accounts.get(&holder).is_some_and(used) {
+            return Err(ApiMisuse(format!(
+                "holder {holder} has a quota that is in use, released or set apart"
+            )));
+        }
+        Ok(())
     }
 
     /// Close the account. What is still used stays out of other quotas until it is credited, unit by unit.
@@ -68,19 +105,30 @@ impl QuotaLedger {
         account.released = true;
         let unused = account.quota - account.usage;
         account.quota = account.usage;
-        self.left += unused;
+        if !account.apart {
+            self.left += unused;
+        }
         self.drop_if_settled(holder);
         Ok(())
     }
 
     /// One unit of usage, before a ticket is taken (profile 6.8). False, and no change: the quota is reached.
-    pub fn charge(&mut self, holder: HolderId) -> Result<bool, ApiMisuse> {
+    ///
+    /// `unbound_tickets` that the holder has taken by itself are usage too (draft 3.4).
+    pub fn charge(&mut self, holder: HolderId, unbound_tickets: u32) -> Result<bool, ApiMisuse> {
         let account = self.account(holder)?;
-        if account.usage >= account.quota {
+        if account.is_reached(unbound_tickets) {
             return Ok(false);
         }
         account.usage += 1;
         Ok(true)
+    }
+
+    /// Whether `charge` would refuse; a holder without an account has nothing.
+    #[must_use]
+    pub fn is_reached(&self, holder: HolderId, unbound_tickets: u32) -> bool {
+        let account = self.accounts.get(&holder);
+        account.is_none_or(|account| account.is_reached(unbound_tickets))
     }
 
     /// Give one unit back: a FREE completes, or an allocation came to nothing.
@@ -94,7 +142,8 @@ impl QuotaLedger {
         account.usage -= 1;
         if account.released {
             account.quota -= 1;
-            self.left += 1;
+            let of_others = u32::from(!account.apart);
+            self.left += of_others;
             self.drop_if_settled(holder);
         }
         Ok(())

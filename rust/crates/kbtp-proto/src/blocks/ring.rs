@@ -48,9 +48,10 @@ pub struct RingMemory {
 
 /// A ring of 2^order slots over the blocks of a pool, all free at first.
 ///
-/// One owner calls the methods. Peers of a direct mode may read the slots and advance Head with their own FetchAdds
+/// One owner calls the methods. A peer of a direct mode may read the slots and advance Head with its own FetchAdds
 /// (draft 6.6): then Head is checked by `audit_head` at every look and no address comes from it (profile 6.9), and a
-/// FetchAdd that comes between two of the owner's steps is borne.
+/// FetchAdd that comes between two of the owner's steps is borne. What the peer has taken is `unbound_count` tickets;
+/// `outstanding_tickets` are those of them whose block is there.
 ///
 /// Every step that its caller takes out of turn is refused.
 pub struct FreeBlockRing {
@@ -62,7 +63,10 @@ pub struct FreeBlockRing {
     taken: Vec<u64>,
     unpublished: BTreeSet<Ticket>,
     deferred: BTreeMap<Ticket, BlockOffset>,
-    ticket_in_hand: Option<Ticket>,
+    /// Every ticket before it has been taken; Head was there once, by rule.
+    audited: Ticket,
+    /// Head's Ticket, were each ticket that was taken also consumed: the first one, and how many have been consumed.
+    not_consumed_from: Ticket,
 }
 
 #[allow(clippy::missing_errors_doc, reason = "for steps out of turn, and as said")]
@@ -96,7 +100,8 @@ impl FreeBlockRing {
             taken: vec![0; block_count.div_ceil(u64::BITS) as usize],
             unpublished: BTreeSet::new(),
             deferred: BTreeMap::new(),
-            ticket_in_hand: None,
+            audited: first_ticket,
+            not_consumed_from: first_ticket,
         };
         for s in 0..slot_count {
             let ticket = first_ticket.wrapping_add(s);
@@ -140,6 +145,10 @@ impl FreeBlockRing {
         self.memory.slots.store(self.index(ticket) + 1, BLOCK_OFFSET_EMPTY);
         self.set_taken(block_offset, true);
         self.available -= 1;
+        self.not_consumed_from = self.not_consumed_from.wrapping_add(1);
+        if self.may_be_head(ticket.wrapping_add(1)) {
+            self.audited = ticket.wrapping_add(1);
+        }
         self.retry_deferred(ticket);
     }
 
@@ -204,20 +213,19 @@ impl FreeBlockRing {
 
     /// Take the next block, or None while its slot is not ready.
     ///
-    /// No ticket is taken then, for nobody would come back for it. Should a peer's FetchAdd come between the look at
-    /// the slot and the FetchAdd here, the ticket is kept and used by the next call.
+    /// No ticket is taken then, for nobody would come back for it. So the FetchAdd on Head is one that changes nothing
+    /// if a peer's has come between the look at the slot and itself, and the look is taken anew.
     pub fn allocate(&mut self) -> Option<BlockOffset> {
-        let ticket = match self.ticket_in_hand {
-            Some(ticket) => ticket,
-            None => {
-                self.read_slot(self.form.ticket_of(self.memory.head.load(0)))?;
-                *self.ticket_in_hand.insert(self.fetch_add(&*self.memory.head))
+        loop {
+            let seen = self.memory.head.load(0);
+            let ticket = self.form.ticket_of(seen);
+            let block_offset = self.read_slot(ticket)?;
+            let mut advance = |value| if value == seen { self.form.advance(value) } else { value };
+            if self.memory.head.update(0, &mut advance) == seen {
+                self.consume_block(ticket, block_offset);
+                return Some(block_offset);
             }
-        };
-        let block_offset = self.read_slot(ticket)?;
-        self.ticket_in_hand = None;
-        self.consume_block(ticket, block_offset);
-        Some(block_offset)
+        }
     }
 
     /// Return a taken block. The free is complete even if its slot is written later (profile 6.2).
@@ -242,29 +250,73 @@ impl FreeBlockRing {
         self.deferred.len()
     }
 
-    /// Head's next Ticket, after a look at whether its peer kept the rules (profile 6.9, 8.10).
+    /// n: there are 2^n slots.
+    #[must_use]
+    pub fn order(&self) -> u32 {
+        self.form.order()
+    }
+
+    // --- what a peer did to Head (profile 6.9, 8.10) ---
+
+    /// Head's next Ticket, after a look at whether its peer kept the rules.
     ///
-    /// Refuses (Terminate 0/2/07) a value that no FetchAdds could have made, and more tickets taken than blocks were
-    /// ever offered.
-    pub fn audit_head(&self) -> Result<Ticket, PeerMisbehaved> {
+    /// Refuses (Terminate 0/2/07) a value that no FetchAdds could have made, more tickets taken than blocks were ever
+    /// offered, and a Head that went back.
+    pub fn audit_head(&mut self) -> Result<Ticket, PeerMisbehaved> {
         let value = self.memory.head.load(0);
         let ticket = self.form.ticket_of(value);
-        if !self.form.well_formed(value) {
+        let wrong = if !self.form.well_formed(value) {
             let expected = self.form.encode(ticket);
-            return Err(PeerMisbehaved::new(
-                TerminateCause::RdmapCatastrophicStream,
-                format!("Head is {value:#018x}, {expected:#018x} expected for ticket {ticket}"),
-            ));
+            format!("Head is {value:#018x}, {expected:#018x} expected for ticket {ticket}")
+        } else if !self.may_be_head(ticket) {
+            let (first, last) = (self.audited, self.tail_ticket());
+            format!("Head is at ticket {ticket}, not between {first} and Tail's {last}")
+        } else {
+            self.audited = ticket;
+            return Ok(ticket);
+        };
+        Err(PeerMisbehaved::new(TerminateCause::RdmapCatastrophicStream, wrong))
+    }
+
+    /// Where a peer can move Head no more: back to the last Ticket that was by rule, if it is not by rule now.
+    pub fn restore_head(&mut self) {
+        if self.audit_head().is_err() {
+            self.memory.head.store(0, self.form.encode(self.audited));
         }
-        let tail_ticket = self.form.ticket_of(self.memory.tail.load(0));
-        if tail_ticket.wrapping_sub(ticket) > self.slot_count() {
-            let slots = self.slot_count();
-            return Err(PeerMisbehaved::new(
-                TerminateCause::RdmapCatastrophicStream,
-                format!("Head is at ticket {ticket}, not within {slots} before Tail's {tail_ticket}"),
-            ));
-        }
-        Ok(ticket)
+    }
+
+    /// Tickets taken by a peer and not consumed (draft 3.4). Nobody's number if Head is not by rule.
+    #[must_use]
+    pub fn unbound_count(&self) -> u32 {
+        let next = self.form.ticket_of(self.memory.head.load(0));
+        next.wrapping_sub(self.not_consumed_from)
+    }
+
+    /// Whether a peer has taken `ticket` and its block lies in its slot. Audits Head, and refuses as that does.
+    pub fn is_outstanding(&mut self, ticket: Ticket) -> Result<bool, PeerMisbehaved> {
+        let head = self.audit_head()?;
+        Ok(was_taken(ticket, head) && self.read_slot(ticket).is_some())
+    }
+
+    /// All that `is_outstanding` holds for, oldest first.
+    pub fn outstanding_tickets(&mut self) -> Result<Vec<Ticket>, PeerMisbehaved> {
+        let head = self.audit_head()?;
+        let written = (0..self.slot_count()).filter_map(|slot| {
+            let (sequence, block_offset) = self.slot(slot);
+            (block_offset != BLOCK_OFFSET_EMPTY).then_some(sequence)
+        });
+        let mut tickets: Vec<_> = written.filter(|&ticket| was_taken(ticket, head)).collect();
+        tickets.sort_unstable_by_key(|ticket| ticket.wrapping_sub(head));
+        Ok(tickets)
+    }
+
+    /// Whether FetchAdds can have taken Head from where it was to `ticket`: not back, and not beyond Tail.
+    fn may_be_head(&self, ticket: Ticket) -> bool {
+        ticket.wrapping_sub(self.audited) <= self.tail_ticket().wrapping_sub(self.audited)
+    }
+
+    fn tail_ticket(&self) -> Ticket {
+        self.form.ticket_of(self.memory.tail.load(0))
     }
 
     fn slot_count(&self) -> u32 {
@@ -310,4 +362,9 @@ impl FreeBlockRing {
         let bit = 1 << (index % u64::BITS);
         *word = if taken { *word | bit } else { *word & !bit };
     }
+}
+
+/// Whether Head at `head` has come by `ticket`. One that is farther before it than this is ahead of it.
+fn was_taken(ticket: Ticket, head: Ticket) -> bool {
+    (1..=Ticket::MAX / 2).contains(&head.wrapping_sub(ticket))
 }

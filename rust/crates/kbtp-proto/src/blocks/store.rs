@@ -7,17 +7,23 @@
 //! A block is always in one place:
 //!
 //! ```text
-//! free (in the ring) --begin_alloc_store--> being filled --commit--> bound --begin_free--> free
-//!                     <------- abort ------                             \-- while pinned: waiting --/
+//! free (in its ring) --begin_alloc_store--> being filled --commit--> bound --begin_free--> free
+//!                     <------- abort ------                        /    \-- while pinned: waiting --/
+//!                     ------------------ bind_ticket -------------/
 //! ```
+//!
+//! There is a ring that most holders share, and one for each holder with a partition of its own (draft 3.4, 6.6): all
+//! that it allocates comes from there and goes back there.
+
+mod direct;
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use smallvec::SmallVec;
-
 use super::counter::CounterForm;
 use super::handles::{AssignedRanges, DomainId, HandleRange};
+use super::partition::Partitions;
+use super::pins::{FinishedFree, FreeToken, OwnerId, Pin, PinnedFree, Pins};
 use super::pool::Pool;
 use super::quota::{HolderId, QuotaLedger};
 use super::ring::{FreeBlockRing, RingMemory};
@@ -25,42 +31,12 @@ use super::table::{BlockTable, Entry, check_writable};
 use super::words::Words;
 use crate::known_crcs::KnownCrcs;
 use crate::own_maps::OwnMap;
-use crate::types::{ApiMisuse, BlockOffset, Generation, Handle, Status, Ticket};
+use crate::types::{ApiMisuse, BlockOffset, Handle, Status, Ticket};
 
-/// Names who holds a pin: the stream that is to end if its LOAD does not drain (profile 6.1).
-pub type OwnerId = u64;
+pub use direct::Binding;
 
 /// Overwrites the given octets of the pool's memory, counted from its start, with zeros.
 pub type ClearBlock = Box<dyn FnMut(u64, u32) + Send>;
-
-/// One LOAD's hold on a block, from the read of the entry to the block's last octet sent (profile 6.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pin {
-    /// Given once.
-    pub number: u64,
-    /// The block that is held.
-    pub block_offset: BlockOffset,
-    /// Of the entry when it was read.
-    pub data_length: u32,
-    /// Of the entry when it was read.
-    pub generation: Generation,
-    /// As `begin_load` was given it.
-    pub owner: OwnerId,
-}
-
-/// Who is to hear that a FREE which waited for pins has finished.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FreeToken {
-    /// The RNIC's session on a stream.
-    Stream {
-        /// Which stream.
-        stream: u64,
-        /// Which of its requests; the number is the session's.
-        request: u64,
-    },
-    /// A caller in Python; the number is its own.
-    Python(u64),
-}
 
 /// What `begin_free` did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,17 +45,6 @@ pub enum Freeing {
     Freed(Entry),
     /// The FREE completes out of the `end_load` that lets the last pin go.
     Waiting,
-}
-
-/// A FREE that had to wait is complete: its block is in the ring, its holder credited.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FinishedFree {
-    /// As unbound.
-    pub entry: Entry,
-    /// Whose block it was.
-    pub holder: HolderId,
-    /// Whom to tell.
-    pub token: FreeToken,
 }
 
 /// What `begin_alloc_store` did.
@@ -91,28 +56,10 @@ pub enum Allocation {
     Refused(Status),
 }
 
-/// A block whose FREE waits.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PinnedFree {
-    /// Which block.
-    pub block_offset: BlockOffset,
-    /// What it waits for, in the order in which they were made.
-    pub pins: Vec<Pin>,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Filling {
     block_offset: BlockOffset,
     holder: HolderId,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct WaitingFree {
-    /// Counts the frees that waited.
-    turn: u64,
-    finished: FinishedFree,
-    /// None: nobody is to be ended over it, or its readers have been named already.
-    deadline: Option<Instant>,
 }
 
 /// The numbers of a store; see `kbtp.blocks.BlockStore.create`.
@@ -124,8 +71,13 @@ pub struct StoreConfig {
     pub pool_base: u64,
     pub table_base_handle: Handle,
     pub table_handles: u64,
+    /// Of the shared ring.
     pub ring_order: u32,
     pub first_ticket: Ticket,
+    /// The last of the blocks are for partitions, all others in the shared ring.
+    pub direct_blocks: u32,
+    /// Whether the counters that peers move have the form of draft 3.3, or else that of 9.2.
+    pub masked_counters: bool,
 }
 
 impl StoreConfig {
@@ -135,7 +87,7 @@ impl StoreConfig {
         BlockTable::words_for(self.table_handles)
     }
 
-    /// How many words the slots of the ring need.
+    /// How many words the slots of the shared ring need.
     ///
     /// # Errors
     ///
@@ -145,7 +97,7 @@ impl StoreConfig {
     }
 }
 
-/// Where table and ring are.
+/// Where table and shared ring are.
 pub struct StoreMemory {
     /// `StoreConfig::table_words` many.
     pub table: Box<dyn Words>,
@@ -157,22 +109,20 @@ pub struct StoreMemory {
 pub struct BlockStore {
     pool: Pool,
     table: BlockTable,
-    ring: FreeBlockRing,
+    shared_ring: FreeBlockRing,
+    partitions: Partitions,
     quotas: QuotaLedger,
     ranges: AssignedRanges,
     clear_on_free: Option<ClearBlock>,
     filling: OwnMap<Handle, Filling>,
-    pins: OwnMap<BlockOffset, SmallVec<[Pin; 2]>>,
-    waiting_frees: OwnMap<BlockOffset, WaitingFree>,
+    pins: Pins,
     /// Of sealed blocks that were loaded.
     known_crcs: OwnMap<BlockOffset, Arc<KnownCrcs>>,
-    pins_made: u64,
-    frees_waited: u64,
 }
 
 #[allow(clippy::missing_errors_doc, reason = "for calls out of turn")]
 impl BlockStore {
-    /// Everything is unbound and free, and all quotas and handles are still to give. Counters have the masked form.
+    /// Everything is unbound and free, and all quotas and handles are still to give.
     ///
     /// `clear_on_free`: blocks are overwritten with zeros before they return to the ring (draft 6.4, profile 3 "Trust
     /// domain"), whether they were bound or an allocation came to nothing.
@@ -186,19 +136,18 @@ impl BlockStore {
         let pool = Pool::new(config.block_size_bytes, config.block_count, config.pool_base)?;
         let form = CounterForm::masked(config.ring_order)?;
         let table = BlockTable::new(memory.table, config.table_base_handle, config.table_handles)?;
+        let shared = pool.part(0, config.block_count.saturating_sub(config.direct_blocks))?;
         Ok(Self {
             pool,
             ranges: AssignedRanges::new(table.handles()),
             table,
-            ring: FreeBlockRing::new(memory.ring, form, pool, config.first_ticket)?,
-            quotas: QuotaLedger::new(config.block_count)?,
+            shared_ring: FreeBlockRing::new(memory.ring, form, shared, config.first_ticket)?,
+            partitions: Partitions::new(pool, config),
+            quotas: QuotaLedger::new(shared.block_count())?,
             clear_on_free,
             filling: OwnMap::default(),
-            pins: OwnMap::default(),
-            waiting_frees: OwnMap::default(),
+            pins: Pins::default(),
             known_crcs: OwnMap::default(),
-            pins_made: 0,
-            frees_waited: 0,
         })
     }
 
@@ -215,10 +164,10 @@ impl BlockStore {
         self.table.read(handle)
     }
 
-    /// Blocks that wait in the ring.
+    /// Blocks that wait in a ring.
     #[must_use]
     pub fn free_blocks(&self) -> u32 {
-        self.ring.free_count()
+        self.shared_ring.free_count() + self.partitions.free_count()
     }
 
     /// Those of `range` that are bound now, for instance to free all that an identity owns.
@@ -268,36 +217,17 @@ impl BlockStore {
         if !entry.valid() {
             return Err(ApiMisuse(format!("handle {handle:#x} is not bound")));
         }
-        let pin = Pin {
-            number: self.pins_made,
-            block_offset: entry.block_offset,
-            data_length: entry.data_length,
-            generation: entry.generation,
-            owner,
-        };
-        self.pins_made += 1;
-        self.pins.entry(pin.block_offset).or_default().push(pin);
-        Ok(pin)
+        Ok(self.pins.pin(&entry, owner))
     }
 
     /// The last octet has left the block, or never will. The last pin of a freed block completes its FREE.
     #[must_use = "somebody waits for the FREE"]
     pub fn end_load(&mut self, pin: &Pin) -> Result<Option<FinishedFree>, ApiMisuse> {
-        let held = self.pins.get_mut(&pin.block_offset);
-        let found = held.and_then(|pins| pins.iter().position(|other| other == pin).map(|at| (pins, at)));
-        let Some((pins, at)) = found else {
-            return Err(ApiMisuse(format!("{pin:?} has ended already")));
-        };
-        pins.remove(at);
-        if !pins.is_empty() {
-            return Ok(None);
+        let finished = self.pins.unpin(pin)?;
+        if let Some(finished) = finished {
+            self.return_block(pin.block_offset, finished.holder)?;
         }
-        self.pins.remove(&pin.block_offset);
-        let Some(waiting) = self.waiting_frees.remove(&pin.block_offset) else {
-            return Ok(None);
-        };
-        self.return_block(pin.block_offset, waiting.finished.holder)?;
-        Ok(Some(waiting.finished))
+        Ok(finished)
     }
 
     /// The CRCs of a sealed block, which everybody who sends it shares until it is freed.
@@ -309,18 +239,20 @@ impl BlockStore {
 
     /// Draft 6.3 steps 1 and 2: one unit of quota, then a block, for a handle that is not bound.
     ///
-    /// NO_SPACE if the quota is reached, found before a ticket is taken (profile 6.8). TARGET_ERROR if the ring has no
-    /// block ready all the same: one that others hold a ticket for.
+    /// NO_SPACE if the quota is reached, found before a ticket is taken (profile 6.8); tickets that the holder itself has
+    /// taken and not bound count (draft 3.4). TARGET_ERROR if the ring has no block ready all the same: its slot still
+    /// holds one that is another ticket's.
     pub fn begin_alloc_store(&mut self, handle: Handle, holder: HolderId) -> Result<Allocation, ApiMisuse> {
-        if self.table.read(handle)?.valid() || self.filling.contains_key(&handle) {
-            return Err(ApiMisuse(format!("handle {handle:#x} is bound or being bound")));
-        }
-        if !self.quotas.charge(holder)? {
+        self.check_bindable(handle)?;
+        if !self.quotas.charge(holder, self.partitions.unbound_count(holder))? {
             return Ok(Allocation::Refused(Status::NoSpace));
         }
-        let Some(block_offset) = self.ring.allocate() else {
+        let Some(block_offset) = self.ring_of(holder).allocate() else {
             self.quotas.credit(holder)?;
-            return Ok(Allocation::Refused(Status::TargetError));
+            // The holder itself may have taken the last ticket meanwhile.
+            let reached = self.quotas.is_reached(holder, self.partitions.unbound_count(holder));
+            let status = if reached { Status::NoSpace } else { Status::TargetError };
+            return Ok(Allocation::Refused(status));
         };
         self.filling.insert(handle, Filling { block_offset, holder });
         Ok(Allocation::Block(block_offset))
@@ -410,74 +342,61 @@ impl BlockStore {
             )));
         }
         let entry = self.table.unbind(handle)?;
-        if !self.pins.contains_key(&old.block_offset) {
+        if !self.pins.holds(old.block_offset) {
             self.return_block(old.block_offset, holder)?;
             return Ok(Freeing::Freed(entry));
         }
-        let waiting = WaitingFree {
-            turn: self.frees_waited,
-            finished: FinishedFree { entry, holder, token },
-            deadline,
-        };
-        self.frees_waited += 1;
-        self.waiting_frees.insert(old.block_offset, waiting);
+        let finished = FinishedFree { entry, holder, token };
+        self.pins.defer(old.block_offset, finished, deadline);
         Ok(Freeing::Waiting)
     }
 
     /// Blocks whose FREE waits, each with the pins it waits for, oldest first.
     #[must_use]
     pub fn pinned_frees(&self) -> Vec<PinnedFree> {
-        let mut waiting: Vec<_> = self.waiting_frees.iter().collect();
-        waiting.sort_unstable_by_key(|(_, free)| free.turn);
-        waiting
-            .into_iter()
-            .map(|(&block_offset, _)| PinnedFree {
-                block_offset,
-                pins: self.pins_on(block_offset).collect(),
-            })
-            .collect()
+        self.pins.pinned_frees()
     }
 
     /// When `take_overdue` is to be called next.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.waiting_frees.values().filter_map(|free| free.deadline).min()
+        self.pins.next_deadline()
     }
 
     /// Who holds the pins of the frees whose deadline has passed, each free once (profile 6.1): their streams end.
     pub fn take_overdue(&mut self, now: Instant) -> Vec<OwnerId> {
-        let mut overdue = Vec::new();
-        for (&block_offset, free) in &mut self.waiting_frees {
-            if free.deadline.is_some_and(|deadline| deadline <= now) {
-                free.deadline = None;
-                overdue.push(block_offset);
-            }
-        }
-        let mut owners: Vec<_> = overdue
-            .into_iter()
-            .flat_map(|block_offset| self.pins_on(block_offset))
-            .map(|pin| pin.owner)
-            .collect();
-        owners.sort_unstable();
-        owners.dedup();
-        owners
+        self.pins.take_overdue(now)
     }
 
     // --- inside ---
 
-    fn pins_on(&self, block_offset: BlockOffset) -> impl Iterator<Item = Pin> {
-        self.pins.get(&block_offset).into_iter().flatten().copied()
+    /// That its owner allocates from, and that its blocks go back to (profile 6.10).
+    fn ring_of(&mut self, holder: HolderId) -> &mut FreeBlockRing {
+        self.partitions.ring_of(holder).unwrap_or(&mut self.shared_ring)
     }
 
     fn return_block(&mut self, block_offset: BlockOffset, holder: HolderId) -> Result<(), ApiMisuse> {
+        self.forget(block_offset)?;
+        // Draft 3.4: quota comes back after the Tail ticket, so that a ticket on Head always has a block coming.
+        self.ring_of(holder).free(block_offset)?;
+        self.quotas.credit(holder)
+    }
+
+    /// What was in the block is nobody's any more.
+    fn forget(&mut self, block_offset: BlockOffset) -> Result<(), ApiMisuse> {
         let position = self.position(block_offset)?;
         self.known_crcs.remove(&block_offset);
         if let Some(clear) = &mut self.clear_on_free {
             clear(position, self.pool.block_size_bytes());
         }
-        // Draft 3.4: quota comes back after the Tail ticket, so that a ticket on Head always has a block coming.
-        self.ring.free(block_offset)?;
-        self.quotas.credit(holder)
+        Ok(())
+    }
+
+    fn check_bindable(&self, handle: Handle) -> Result<(), ApiMisuse> {
+        if self.table.read(handle)?.valid() || self.filling.contains_key(&handle) {
+            return Err(ApiMisuse(format!("handle {handle:#x} is bound or being bound")));
+        }
+        Ok(())
     }
 
     fn position(&self, block_offset: BlockOffset) -> Result<u64, ApiMisuse> {

@@ -21,6 +21,8 @@ pub struct SessionGrant {
     pub domain: DomainId,
     /// The handles that may be changed.
     pub handles: HandleRange,
+    /// BINDs are requests, and have their turns.
+    pub direct_alloc: bool,
     /// Receive buffers that were posted for requests.
     pub request_credits: u32,
     /// Octets of each.

@@ -31,12 +31,14 @@ macro_rules! punt_reasons {
 }
 
 punt_reasons! {
-    /// A message that is too short, or whose opcode is none of LOAD, STORE, ALLOC_STORE and FREE.
+    /// A message that is too short, or whose opcode is none of LOAD, STORE, ALLOC_STORE, FREE and, if granted, BIND.
     NotARequest = "NOT_A_REQUEST";
     /// Its version or flags are answered with UNSUPPORTED.
     Unsupported = "UNSUPPORTED";
     /// Its size is answered with MALFORMED.
     Malformed = "MALFORMED";
+    /// A BIND: what becomes of tickets is Python's to decide.
+    Bind = "BIND";
     /// A LOAD of a block that is not sealed: its octets may change between their CRC and their way out.
     UnsealedLoad = "UNSEALED_LOAD";
     /// An earlier request on its handle was punted and is not resolved.
@@ -147,7 +149,7 @@ mod tests {
             .enumerate()
             .for_each(|(n, reason)| (0..n).for_each(|_| counters.count(*reason)));
         let read: Vec<_> = counters.read().collect();
-        assert_eq!(read.len(), 6);
+        assert_eq!(read.len(), 7);
         for (n, (reason, count)) in read.into_iter().enumerate() {
             assert_eq!((reason, count), (PuntReason::ALL[n], n as u64));
         }

@@ -22,8 +22,8 @@ use crate::known_crcs::KnownCrcs;
 use crate::limits::COMPLETIONS_POSTED_PER_CREDIT;
 use crate::memory::Span;
 use crate::own_maps::OwnMap;
-use crate::types::{ApiMisuse, Status};
-use crate::wire::{CommonHeader, Completion, HEAD_BYTES_MAX, Operation, Request};
+use crate::types::{ApiMisuse, Opcode, Status, Ticket};
+use crate::wire::{Bind, CommonHeader, Completion, HEAD_BYTES_MAX, Operation, Request, WireFormatError};
 
 /// Decides everything about one stream that Python does not. After each call, drain `next_action`.
 #[derive(Debug)]
@@ -31,11 +31,13 @@ pub struct Session<S> {
     pub(super) grant: SessionGrant,
     pub(super) store: S,
     pub(super) tasks: OwnMap<TaskId, Task>,
+    /// BINDs that are not resolved, Python's that they all are.
+    binds: OwnMap<TaskId, HeldBind>,
     pub(super) now: Instant,
     forced: Option<ForcedPunts>,
     actions: VecDeque<Action>,
     turns: Turns,
-    next_task: u64,
+    tasks_named: u64,
     completions_posted: usize,
     held_completions: VecDeque<HeldCompletion>,
     reads_posted: u32,
@@ -44,6 +46,20 @@ pub struct Session<S> {
     draining: bool,
     /// The stream ends or has ended: nothing more may start.
     ending: bool,
+}
+
+/// A BIND that came.
+#[derive(Clone, Copy, Debug)]
+struct HeldBind {
+    ticket: Ticket,
+    slot: u64,
+    length_bytes: u32,
+}
+
+/// A message that has its turn on a handle.
+enum WellFormed {
+    Request(Request),
+    Bind(Bind),
 }
 
 /// A COMPLETION that waits for room in the send queue.
@@ -74,11 +90,12 @@ impl<S: SharedStore> Session<S> {
             grant,
             store,
             tasks: OwnMap::default(),
+            binds: OwnMap::default(),
             now,
             forced,
             actions: VecDeque::new(),
             turns: Turns::default(),
-            next_task: 0,
+            tasks_named: 0,
             completions_posted: 0,
             held_completions: VecDeque::new(),
             reads_posted: 0,
@@ -109,8 +126,20 @@ impl<S: SharedStore> Session<S> {
         }
         self.now = now;
         match self.parse(slot, length_bytes, memory) {
-            Ok(request) => {
-                let task = self.add_task(Task::new(request, slot, length_bytes));
+            Ok(WellFormed::Bind(Bind { handle, ticket })) => {
+                let task = self.next_task();
+                let held = HeldBind {
+                    ticket,
+                    slot,
+                    length_bytes,
+                };
+                self.binds.insert(task, held);
+                self.turns.arrive(handle, task, true, Some(PuntReason::Bind));
+                self.advance(memory);
+            }
+            Ok(WellFormed::Request(request)) => {
+                let task = self.next_task();
+                self.tasks.insert(task, Task::new(request, slot, length_bytes));
                 let forced = self.forced.as_mut().is_some_and(ForcedPunts::draw);
                 let punt = forced.then_some(PuntReason::Forced);
                 self.turns.arrive(request.handle, task, request.mutates(), punt);
@@ -167,7 +196,15 @@ impl<S: SharedStore> Session<S> {
 
     /// Python has resolved a well-formed request on `handle` that was punted to it.
     pub fn resolved(&mut self, handle: u64) {
-        self.turns.resolved(handle);
+        if let Some(task) = self.turns.resolved(handle) {
+            self.binds.remove(&task);
+        }
+    }
+
+    /// Tickets of the BINDs that came and that Python has not resolved, whether it has them yet or not: none of these is
+    /// abandoned before (profile 6.11).
+    pub fn bind_tickets(&self) -> impl Iterator<Item = Ticket> {
+        self.binds.values().map(|bind| bind.ticket)
     }
 
     // --- Python's RDMA Reads ---
@@ -223,6 +260,7 @@ impl<S: SharedStore> Session<S> {
         self.held_completions.clear();
         self.waiting_reads.clear();
         self.turns = Turns::default();
+        self.binds.clear();
         let mut tasks: Vec<_> = std::mem::take(&mut self.tasks).into_iter().collect();
         tasks.sort_unstable_by_key(|(id, _)| *id);
         for (_, task) in tasks {
@@ -234,7 +272,7 @@ impl<S: SharedStore> Session<S> {
     // --- requests ---
 
     /// The checks that do not depend on the handle's entry, in the order of profile 1.
-    fn parse(&self, slot: u64, length_bytes: u32, memory: &dyn SessionMemory) -> Result<Request, PuntReason> {
+    fn parse(&self, slot: u64, length_bytes: u32, memory: &dyn SessionMemory) -> Result<WellFormed, PuntReason> {
         let mut buffer = [0; HEAD_BYTES_MAX];
         let message = self.message(slot, length_bytes);
         let head_span = message.part(0, HEAD_BYTES_MAX as u32);
@@ -243,14 +281,18 @@ impl<S: SharedStore> Session<S> {
             .ok_or(PuntReason::NotARequest)?;
         memory.read(head_span, head);
         let header = CommonHeader::parse(head).ok_or(PuntReason::NotARequest)?; // profile 1, 8.5
+        let why = |error: WireFormatError| match error.status {
+            Status::Unsupported => PuntReason::Unsupported,
+            _ => PuntReason::Malformed,
+        };
+        if header.opcode == Opcode::Bind as u8 && self.grant.direct_alloc {
+            return Bind::parse(head, length_bytes).map(WellFormed::Bind).map_err(why);
+        }
         Operation::of_opcode(header.opcode).ok_or(PuntReason::NotARequest)?;
         if !granted(&header, self.grant.read_depth) {
             return Err(PuntReason::Unsupported);
         }
-        Request::parse(head, length_bytes).map_err(|error| match error.status {
-            Status::Unsupported => PuntReason::Unsupported,
-            _ => PuntReason::Malformed,
-        })
+        Request::parse(head, length_bytes).map(WellFormed::Request).map_err(why)
     }
 
     /// The octets of the message in `slot`.
@@ -262,10 +304,9 @@ impl<S: SharedStore> Session<S> {
         }
     }
 
-    fn add_task(&mut self, task: Task) -> TaskId {
-        let id = TaskId(self.next_task);
-        self.next_task += 1;
-        self.tasks.insert(id, task);
+    fn next_task(&mut self) -> TaskId {
+        let id = TaskId(self.tasks_named);
+        self.tasks_named += 1;
         id
     }
 
@@ -286,7 +327,10 @@ impl<S: SharedStore> Session<S> {
     }
 
     fn punt(&mut self, task: TaskId, reason: PuntReason) {
-        if let Some(Task { slot, length_bytes, .. }) = self.tasks.remove(&task) {
+        let request = self.tasks.remove(&task).map(|task| (task.slot, task.length_bytes));
+        // A BIND stays known until it is resolved.
+        let bind = self.binds.get(&task).map(|bind| (bind.slot, bind.length_bytes));
+        if let Some((slot, length_bytes)) = request.or(bind) {
             self.act(Action::Punt {
                 slot,
                 length_bytes,

@@ -41,8 +41,8 @@ struct Turn {
 struct Queue {
     /// In the order of arrival; those to be punted come last.
     turns: SmallVec<[Turn; 2]>,
-    /// Requests that Python has and has not resolved. Not zero: `turns` holds nothing of ours.
-    punted: u64,
+    /// Requests that Python has and has not resolved, in the order of arrival. Not none: `turns` holds nothing of ours.
+    punted: SmallVec<[TaskId; 2]>,
 }
 
 /// The requests of one session that are not resolved.
@@ -63,7 +63,7 @@ impl Turns {
     /// A request comes in behind all others on its handle. `punt`: it is not to be served here.
     pub(super) fn arrive(&mut self, handle: u64, task: TaskId, mutates: bool, punt: Option<PuntReason>) {
         let queue = self.by_handle.entry(handle).or_default();
-        let behind = queue.punted > 0 || queue.turns.last().is_some_and(|turn| turn.punt.is_some());
+        let behind = !queue.punted.is_empty() || queue.turns.last().is_some_and(|turn| turn.punt.is_some());
         queue.turns.push(Turn {
             task,
             mutates,
@@ -120,26 +120,29 @@ impl Turns {
         true
     }
 
-    /// Python has resolved one of the requests on `handle` that it was given. False if it has none there.
-    pub(super) fn resolved(&mut self, handle: u64) -> bool {
+    /// Python has resolved one of the requests on `handle` that it was given. None if it has none there.
+    ///
+    /// Which one is not said; it is taken to be the oldest. LOADs may be resolved in another order among themselves, and
+    /// nobody minds; one that mutates is resolved after all before it and before all behind it.
+    pub(super) fn resolved(&mut self, handle: u64) -> Option<TaskId> {
         let Entry::Occupied(mut entry) = self.by_handle.entry(handle) else {
-            return false;
+            return None;
         };
         let queue = entry.get_mut();
-        let Some(punted) = queue.punted.checked_sub(1) else {
-            return false;
-        };
-        queue.punted = punted;
+        if queue.punted.is_empty() {
+            return None;
+        }
+        let oldest = queue.punted.remove(0);
         if queue.is_empty() {
             entry.remove();
         }
-        true
+        Some(oldest)
     }
 }
 
 impl Queue {
     fn is_empty(&self) -> bool {
-        self.turns.is_empty() && self.punted == 0
+        self.turns.is_empty() && self.punted.is_empty()
     }
 
     fn next(&mut self) -> Option<Next> {
@@ -150,7 +153,7 @@ impl Queue {
         }) = self.turns.first().copied()
         {
             self.turns.remove(0);
-            self.punted += 1;
+            self.punted.push(task);
             return Some(Next::Punt(task, reason));
         }
         for (position, turn) in self.turns.iter_mut().enumerate() {

@@ -47,3 +47,19 @@ fn the_last_octets_below_two_to_the_sixty_four_can_be_a_pool() {
     assert_eq!(pool.offset_of(1), Some(0_u64.wrapping_sub(512)));
     assert!(!pool.contains(0));
 }
+
+#[test]
+fn a_part_has_the_block_offsets_of_the_whole() {
+    let pool = Pool::new(576, 5, BASE).unwrap();
+    let part = pool.part(2, 2).unwrap();
+    assert_eq!((part.block_count(), part.pool_base()), (2, BASE + 1152));
+    assert_eq!(
+        [0, 1, 2].map(|k| part.offset_of(k)),
+        [pool.offset_of(2), pool.offset_of(3), None]
+    );
+    assert!(!part.contains(BASE + 576) && !part.contains(BASE + 4 * 576));
+    assert_eq!(pool.part(0, 5), Ok(pool));
+    for (first, count) in [(0, 0), (0, 6), (4, 2), (5, 1), (u32::MAX, 1), (1, u32::MAX)] {
+        assert!(pool.part(first, count).is_err(), "{count} from {first}");
+    }
+}

@@ -1,6 +1,6 @@
 //! The free-block ring step by step (draft 3.3, profile 5, 6.2, 6.9), looked at as words in memory.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use kbtp_proto::blocks::{CounterForm, FreeBlockRing, Pool, RingMemory, Words};
 use kbtp_proto::types::TerminateCause;
@@ -178,8 +178,8 @@ fn an_allocation_that_finds_no_block_takes_no_ticket() {
     assert_eq!(memories.counters(), before);
 }
 
-/// A peer's FetchAdd comes right before the first of this side's (draft 6.6).
-struct PeerIsFaster(Shared, AtomicBool);
+/// A peer's FetchAdds come right before the first of this side's, so many of them (draft 6.6).
+struct PeerIsFaster(Shared, AtomicU32);
 
 impl Words for PeerIsFaster {
     fn count(&self) -> usize {
@@ -195,27 +195,30 @@ impl Words for PeerIsFaster {
     }
 
     fn update(&self, index: usize, operate: &mut dyn FnMut(u64) -> u64) -> u64 {
-        if !self.1.swap(true, Ordering::SeqCst) {
-            self.0.update(index, operate);
+        for _ in 0..self.1.swap(0, Ordering::SeqCst) {
+            let form = CounterForm::masked(2).unwrap();
+            self.0.update(index, &mut |value| form.advance(value));
         }
         self.0.update(index, operate)
     }
 }
 
 #[test]
-fn a_ticket_that_a_peer_was_faster_for_is_kept_for_the_next_allocation() {
-    let memories = Memories::new(4);
-    let memory = RingMemory {
-        head: Box::new(PeerIsFaster(memories.head.clone(), AtomicBool::new(false))),
-        ..memories.memory()
-    };
-    let mut ring = FreeBlockRing::new(memory, CounterForm::masked(2).unwrap(), pool(1), 0).unwrap();
-    assert_eq!([ring.allocate(), ring.allocate()], [None, None]);
-    assert_eq!(memories.counters().0 >> 32, 2); // one ticket of the peer's, one of the target's
-    ring.consume(0).unwrap();
-    ring.free(0x1000).unwrap();
-    assert_eq!(ring.allocate(), Some(0x1000));
-    assert_eq!(memories.counters().0 >> 32, 2);
+fn no_ticket_is_taken_for_a_block_that_a_peer_was_faster_to_get() {
+    for (blocks, faster, expected) in [(1, 1, None), (3, 1, Some(0x2000)), (3, 2, Some(0x3000)), (3, 3, None)] {
+        let memories = Memories::new(4);
+        let memory = RingMemory {
+            head: Box::new(PeerIsFaster(memories.head.clone(), AtomicU32::new(faster))),
+            ..memories.memory()
+        };
+        let form = CounterForm::masked(2).unwrap();
+        let mut ring = FreeBlockRing::new(memory, form, pool(blocks), 0).unwrap();
+        assert_eq!(ring.allocate(), expected);
+        let taken = faster + u32::from(expected.is_some());
+        assert_eq!(memories.counters().0, form.encode(taken));
+        assert_eq!(ring.unbound_count(), faster);
+        assert_eq!(ring.outstanding_tickets(), Ok((0..faster).collect()));
+    }
 }
 
 // --- Free ---
@@ -314,11 +317,70 @@ fn any_other_head_ends_the_stream() {
         (false, 0x0000_0005_0000_0000), // unmasked beyond Tail
     ] {
         let memories = Memories::new(4);
-        let ring = memories.ring(4, masked, 0);
+        let mut ring = memories.ring(4, masked, 0);
         memories.set_head(head);
         let error = ring.audit_head().unwrap_err();
         assert_eq!(error.cause, TerminateCause::RdmapCatastrophicStream);
     }
+}
+
+#[test]
+fn a_head_that_went_back_ends_the_stream_and_can_be_restored() {
+    let memories = Memories::new(4);
+    let mut ring = memories.ring(4, true, u32::MAX - 1);
+    let form = CounterForm::masked(2).unwrap();
+    let taken = [ring.take_head_ticket(), ring.take_head_ticket()];
+    assert_eq!(ring.audit_head(), Ok(0));
+    for back in taken {
+        memories.set_head(form.encode(back));
+        let error = ring.audit_head().unwrap_err();
+        assert_eq!(error.cause, TerminateCause::RdmapCatastrophicStream);
+        assert!(ring.outstanding_tickets().is_err() && ring.is_outstanding(taken[0]).is_err());
+    }
+    ring.restore_head();
+    assert_eq!((memories.counters().0, ring.audit_head()), (form.encode(0), Ok(0)));
+    ring.take_head_ticket();
+    ring.restore_head();
+    assert_eq!(memories.counters().0, form.encode(1), "what is by rule stays");
+    assert_eq!(ring.outstanding_tickets(), Ok(vec![taken[0], taken[1], 0]));
+}
+
+#[test]
+fn what_was_consumed_was_taken_and_head_does_not_go_back_behind_it() {
+    let memories = Memories::new(4);
+    let mut ring = memories.ring(4, true, 0);
+    let form = CounterForm::masked(2).unwrap();
+    assert!(ring.allocate().is_some() && ring.allocate().is_some());
+    memories.set_head(form.encode(1));
+    assert!(ring.audit_head().is_err());
+    memories.set_head(form.encode(2));
+    assert_eq!((ring.audit_head(), ring.unbound_count()), (Ok(2), 0));
+}
+
+#[test]
+fn tickets_are_outstanding_once_taken_and_written_and_until_consumed() {
+    let (mut ring, _) = four();
+    assert_eq!(
+        (ring.outstanding_tickets(), ring.is_outstanding(0)),
+        (Ok(vec![]), Ok(false))
+    );
+    let tickets = [(); 4].map(|()| ring.take_head_ticket());
+    assert_eq!(
+        (ring.outstanding_tickets(), ring.unbound_count()),
+        (Ok(tickets.to_vec()), 4)
+    );
+    for bound in [2, 0] {
+        ring.consume(bound).unwrap();
+    }
+    assert_eq!((ring.outstanding_tickets(), ring.unbound_count()), (Ok(vec![1, 3]), 2));
+    ring.free(0x3000).unwrap();
+    let waiting = ring.take_head_ticket();
+    assert_eq!((waiting, ring.is_outstanding(waiting)), (4, Ok(true)));
+    assert_eq!(ring.outstanding_tickets(), Ok(vec![1, 3, 4]));
+    assert_eq!(
+        [0, 2, 5].map(|ticket| ring.is_outstanding(ticket)),
+        [Ok(false), Ok(false), Ok(false)]
+    );
 }
 
 #[test]

@@ -35,6 +35,8 @@ pub(crate) fn config(block_count: u32, first_ticket: u32) -> StoreConfig {
         table_handles: 8,
         ring_order: 2,
         first_ticket,
+        direct_blocks: 0,
+        masked_counters: true,
     }
 }
 

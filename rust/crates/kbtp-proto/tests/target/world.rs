@@ -151,6 +151,8 @@ impl World {
             table_handles: 4 * HANDLES,
             ring_order: 3,
             first_ticket: 0xFFFF_FFFE,
+            direct_blocks: 0,
+            masked_counters: true,
         };
         let memory = StoreMemory {
             table: words(config.table_words()),
@@ -212,6 +214,7 @@ impl World {
             holder,
             domain,
             handles,
+            direct_alloc: false,
             request_credits: credits,
             max_message_bytes: MAX_MESSAGE,
             receives,
