@@ -8,13 +8,14 @@ from kbtp.conformance import segments
 from kbtp.conformance.case import Group
 from kbtp.conformance.deviation import expect
 from kbtp.conformance.iwarp.conversation import pattern, sink_of
-from kbtp.conformance.iwarp.octets import Terminate
+from kbtp.conformance.iwarp.octets import Segment, Terminate
 from kbtp.conformance.iwarp.reads import FLOOD, IRD_EXCEEDED, answers, read_request
 from kbtp.conformance.kbtp_cases.direct import DirectSide, allocating, loading
 from kbtp.conformance.probe import TargetProbe
 from kbtp.iwarp.ddp import TO_MASK
 from kbtp.iwarp.rdmap import RdmapOpcode, ReadRequest
 from kbtp.limits import COUNTER_BYTES, ENTRY_BYTES
+from kbtp.types import Feature
 from kbtp.types import TerminateCause as Cause
 from kbtp.wire import HelloAck
 
@@ -163,32 +164,30 @@ def flood_of_reads(probe: TargetProbe) -> None:
 
 @GROUP.target("R23", needs=("direct-load", "big-blocks"))
 def read_that_fails_half_way(probe: TargetProbe) -> None:
-    """The Pool STag is invalidated behind a long Read: all comes, or the Terminate quotes what was left of it."""
-    side = probe.session(receive_buffer_bytes=1 << 16, requested_features=loading(probe).ack.granted_features)
-    direct = DirectSide(side)
-    stream, ack = direct.stream, direct.ack
-    size = ack.block_size
-    asked = ReadRequest(0x5111C, 0x1000_0000, size, ack.pool_stag, ack.pool_base)
-    harmless = side.load(side.first, None)
-    stream.send_ulpdus(
-        read_request(stream, asked),
-        *stream.ulpdus_of_send(harmless.pack(), opcode=RdmapOpcode.SEND_INVALIDATE, invalidate_stag=ack.pool_stag),
-    )
-    came_bytes = 0
-    while True:
-        ulpdu = stream.ulpdu("the Read Response, or a Terminate")
-        assert ulpdu is not None
-        if not ulpdu[0] & 0x80:
-            break
-        came_bytes += len(ulpdu) - 14
-    if ulpdu[1] & 0xF != RdmapOpcode.TERMINATE:
-        expect(came_bytes in (0, size), f"{size} octets before the completion, or none yet", came_bytes)
-        return
-    quoted = ReadRequest.parse(Terminate.parse(ulpdu[18:]).rdmap_header)
-    left = ReadRequest(
-        asked.sink_stag, asked.sink_to + came_bytes, size - came_bytes, asked.source_stag, asked.source_to + came_bytes
-    )
-    expect(quoted == left, f"{left} quoted", quoted)
+    """The Pool STag is invalidated while a long Read is answered: all comes, or the Terminate quotes what was left."""
+    features = Feature.DIRECT_LOAD | Feature.INVALIDATE
+    side = probe.session(receive_buffer_bytes=1 << 16, requested_features=features)
+    stream, ack = side.stream, side.ack
+    asked = ReadRequest(0x5111C, 0x1000_0000, ack.block_size, ack.pool_stag, ack.pool_base)
+    stream.send_ulpdus(read_request(stream, asked))
+    came_bytes = _payload_bytes(stream.ulpdu("a segment of the Read Response"))
+    request = side.load(side.first, None)
+    stream.send(request.pack(), opcode=RdmapOpcode.SEND_INVALIDATE, invalidate_stag=ack.pool_stag)
+    while came_bytes < asked.size:
+        ulpdu = stream.ulpdu("the rest of the Read Response, a COMPLETION or a Terminate")
+        segment = Segment.parse(ulpdu or b"")
+        if segment.opcode == RdmapOpcode.TERMINATE:
+            left = asked.advanced(came_bytes)
+            quoted = ReadRequest.parse(Terminate.parse(segment.payload).rdmap_header)
+            expect(quoted == left, f"{left} quoted", quoted)
+            return
+        came_bytes += _payload_bytes(ulpdu)
+
+
+def _payload_bytes(ulpdu: bytes | None) -> int:
+    """Octets of a Read Response; none if it is something else."""
+    segment = Segment.parse(ulpdu or b"")
+    return len(segment.payload) if segment.opcode == RdmapOpcode.READ_RESPONSE else 0
 
 
 @GROUP.target("R31", "R35", needs=LOAD)
