@@ -129,9 +129,10 @@ def generations_survive_the_owner(probe: TargetProbe) -> None:
     first.finish()
     while True:
         completion = other.call(other.load(handle, None, flags=RequestFlag.ALLOW_UNSEALED, generation=generation))
-        if completion.status in (Status.NOT_BOUND, Status.HANDLE_OUT_OF_RANGE):
+        if completion.status is not Status.SUCCESS:
             break
         if probe.deadline.passed:
             raise Deviation("the block of an anonymous initiator freed", completion.status.name)
-    following = next_generation(generation)
-    expect(completion.generation in (0, following), f"Generation {following} after the free", completion.generation)
+    # Another initiator may have bound it since.
+    later = completion.generation == 0 or 1 <= (completion.generation - generation) % 0xFFFF < 1000
+    expect(later, f"a Generation after {generation}", completion.generation)
