@@ -60,7 +60,9 @@ ROOMS = (
     # Of the block structures an initiator of a direct mode knows the form of a ring's counters.
     Room("initiator", ("kbtp.initiator",), may=(*GROUND, "kbtp.wire", "kbtp.verbs", "kbtp.blocks.counter")),
     Room("testing", ("kbtp.testing",), may=("kbtp",), never=("kbtp.cli", "kbtp.__main__")),
-    Room("facade", ("kbtp",), may=("kbtp",), never=("kbtp.cli", "kbtp.__main__", "kbtp.testing")),
+    # The suite that others run: it is no part of what it tests, and its workload is a program that uses the facade.
+    Room("conformance", ("kbtp.conformance",), may=("kbtp",), never=("kbtp.cli", "kbtp.__main__", "kbtp.testing")),
+    Room("facade", ("kbtp",), may=("kbtp",), never=("kbtp.cli", "kbtp.__main__", "kbtp.testing", "kbtp.conformance")),
     Room("cli", ("kbtp.cli",), may=("kbtp",), never=("kbtp.__main__",)),
     Room("python -m kbtp", ("kbtp.__main__",), may=("kbtp.cli",)),
 )
@@ -97,8 +99,8 @@ THIRD_PARTY = {
     "dpkt": ("kbtp.cli", "kbtp.cli.*", "kbtp.testing.*"),
     "click": ("kbtp.cli", "kbtp.cli.*"),
     "rich": ("kbtp.cli", "kbtp.cli.*"),
-    "tomllib": ("kbtp.cli", "kbtp.cli.*"),  # outside the standard library of 3.10
-    "tomli": ("kbtp.cli", "kbtp.cli.*"),
+    "tomllib": ("kbtp.cli", "kbtp.cli.*", "kbtp.conformance.*"),  # outside the standard library of 3.10
+    "tomli": ("kbtp.cli", "kbtp.cli.*", "kbtp.conformance.*"),
 }
 
 

@@ -13,6 +13,7 @@ import click
 
 from kbtp import __version__
 from kbtp.cli.bench import bench
+from kbtp.cli.conformance import conformance
 from kbtp.cli.decode import decode
 from kbtp.cli.keys import keys
 from kbtp.cli.serve import serve
@@ -35,12 +36,13 @@ def cli(ctx: click.Context) -> None:
       kbtp decode session.pcap
       kbtp bench --quick
       kbtp keys new target.keys
+      kbtp conformance kbtp://127.0.0.1
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
 
-for _verb in (serve, stat, decode, bench, keys):
+for _verb in (serve, stat, decode, bench, keys, conformance):
     cli.add_command(_verb)
 
 

@@ -1,0 +1,247 @@
+"""A KBTP session in which the peer by hand is the initiator, and a target is under test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kbtp.conformance.deviation import Deviation, NotApplicable, expect
+from kbtp.conformance.memory import Lent
+from kbtp.conformance.stream import Message, Stream
+from kbtp.errors import WireFormatError
+from kbtp.iwarp.rdmap import INVALIDATING, RdmapOpcode
+from kbtp.types import Feature, RequestFlag, Status
+from kbtp.wire import (
+    AllocStore,
+    Bind,
+    Completion,
+    DataDescriptor,
+    Free,
+    Hello,
+    HelloAck,
+    Load,
+    Store,
+    parse_response,
+)
+
+CREDITS = 32
+MESSAGE_BYTES = 1024
+SENDS = (
+    RdmapOpcode.SEND, RdmapOpcode.SEND_SOLICITED, RdmapOpcode.SEND_INVALIDATE, RdmapOpcode.SEND_SOLICITED_INVALIDATE,
+)  # fmt: skip
+Request = Load | Store | AllocStore | Free | Bind
+
+
+def hello_message(**fields: Any) -> Hello:
+    """A HELLO that asks for little; `fields` replace its own."""
+    asked: dict[str, Any] = {
+        "request_id": 0x48454C4C4F,
+        "requested_features": Feature.INVALIDATE,
+        "requested_quota": 4,
+        "requested_handles": 8,
+        "completion_credits": CREDITS,
+        "max_message": MESSAGE_BYTES,
+    }
+    return Hello(**{**asked, **fields})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A COMPLETION and the Send that carried it."""
+
+    completion: Completion
+    message: Message
+
+    @property
+    def status(self) -> Status:
+        return self.completion.status
+
+    @property
+    def invalidated_stag(self) -> int | None:
+        return self.message.stag if self.message.opcode in INVALIDATING else None
+
+
+class InitiatorSide:
+    """`ack` is there after `hello`; handles are named by their index in the range that it granted."""
+
+    def __init__(self, stream: Stream, namespace: bytes = b"") -> None:
+        self.stream = stream
+        self.namespace = namespace
+        self.ack: HelloAck = HelloAck(0)
+        self._next_request_id = 0x0102030405060700
+        self._early: dict[int, Answer] = {}
+
+    # --- HELLO ---
+
+    def hello_octets(self, **fields: Any) -> bytes:
+        """A HELLO with what this target wants to see; `fields` replace ours."""
+        if self.namespace:
+            fields.setdefault("namespace", self.namespace)
+        return hello_message(**fields).pack()
+
+    def hello(self, octets: bytes | None = None, **fields: Any) -> HelloAck:
+        """Send HELLO, these octets or one of `fields`, and take HELLO_ACK, whatever its status."""
+        self.stream.send(self.hello_octets(**fields) if octets is None else octets)
+        return self.take_ack()
+
+    def take_ack(self) -> HelloAck:
+        came = self._parse(self.stream.next_send("a HELLO_ACK"))
+        if not isinstance(came, HelloAck):
+            raise Deviation("a HELLO_ACK", str(came))
+        self.ack = came
+        return came
+
+    def open(self, **fields: Any) -> InitiatorSide:
+        """`hello`, which has to succeed."""
+        ack = self.hello(**fields)
+        expect(ack.status is Status.SUCCESS, "a HELLO_ACK with SUCCESS", ack.status.name)
+        return self
+
+    @property
+    def first(self) -> int:
+        return self.ack.first_handle
+
+    @property
+    def nowhere(self) -> int:
+        """A handle that the target's table does not have, and so nobody's range."""
+        return (self.ack.table_base_handle + self.ack.table_handles) & 0xFFFF_FFFF_FFFF_FFFF
+
+    def handle(self, index: int) -> int:
+        """The handle at `index` of our range; raises `NotApplicable` if so many were not granted."""
+        if index >= self.ack.handle_count:
+            raise NotApplicable(f"the target grants {self.ack.handle_count} handles, the case needs {index + 1}")
+        return self.ack.first_handle + index
+
+    # --- requests ---
+
+    def request_id(self) -> int:
+        self._next_request_id += 1
+        return self._next_request_id
+
+    def send(self, *requests: Request | bytes) -> None:
+        """Each a Send, all in one write to the socket."""
+        octets = [request if isinstance(request, bytes) else request.pack() for request in requests]
+        self.stream.send_ulpdus(*(ulpdu for one in octets for ulpdu in self.stream.ulpdus_of_send(one)))
+
+    def answer(self, request: Request | None = None, *, within_s: float | None = None) -> Answer:
+        """The completion of `request`, or the next one whatever it completes. Those of others wait for their turn."""
+        if request is None and self._early:
+            return self._early.pop(next(iter(self._early)))
+        if request is not None and request.request_id in self._early:
+            return self._early.pop(request.request_id)
+        what = (
+            "a COMPLETION" if request is None else f"the COMPLETION of {type(request).__name__} {request.request_id:#x}"
+        )
+        while True:
+            message = self.stream.next_send(what, within_s=within_s)
+            came = self._parse(message)
+            if not isinstance(came, Completion):
+                raise Deviation(what, str(came))
+            answer = Answer(came, message)
+            if request is None or came.request_id == request.request_id:
+                self._check_echo(request, came)
+                return answer
+            self._early[came.request_id] = answer
+
+    def call(self, request: Request) -> Completion:
+        """Send `request` and take its completion."""
+        self.send(request)
+        return self.answer(request).completion
+
+    def expect_status(self, request: Request, *allowed: Status, why: str = "") -> Completion:
+        """`call`, which ends with one of the statuses. Raises `Deviation`."""
+        completion = self.call(request)
+        names = " or ".join(status.name for status in allowed)
+        expect(completion.status in allowed, f"{names}{f': {why}' if why else ''}", completion.status.name)
+        return completion
+
+    def load(
+        self, handle: int, lent: Lent | None, *, generation: int = 0, flags: RequestFlag = RequestFlag.NONE
+    ) -> Load:
+        """A LOAD into all of `lent` (None: a descriptor of no octets)."""
+        return Load(self.request_id(), handle, generation, flags, _descriptor(lent))
+
+    def store(
+        self, handle: int, lent: Lent | None, *, generation: int = 0, flags: RequestFlag = RequestFlag.NONE
+    ) -> Store:
+        """A STORE of all of `lent`, which the target reads."""
+        return Store(self.request_id(), handle, generation, flags, _descriptor(lent))
+
+    def alloc_store(
+        self, handle: int, lent: Lent | None, *, generation: int = 0, flags: RequestFlag = RequestFlag.SEAL
+    ) -> AllocStore:
+        return AllocStore(self.request_id(), handle, generation, flags, _descriptor(lent))
+
+    def store_inline(
+        self, handle: int, octets: bytes, *, generation: int = 0, flags: RequestFlag = RequestFlag.NONE
+    ) -> Store:
+        data = DataDescriptor(0, 0, len(octets))
+        return Store(self.request_id(), handle, generation, flags | RequestFlag.INLINE, data, inline_data=octets)
+
+    def alloc_store_inline(
+        self, handle: int, octets: bytes, *, generation: int = 0, flags: RequestFlag = RequestFlag.SEAL
+    ) -> AllocStore:
+        data = DataDescriptor(0, 0, len(octets))
+        return AllocStore(self.request_id(), handle, generation, flags | RequestFlag.INLINE, data, inline_data=octets)
+
+    def free(self, handle: int, *, generation: int = 0) -> Free:
+        return Free(self.request_id(), handle, generation, RequestFlag.NONE)
+
+    # --- what cases do again and again ---
+
+    def bind(self, index: int, octets: bytes, *, sealed: bool = True) -> Completion:
+        """Bind the handle at `index` to `octets`, inline or read from us, as they fit. Raises `Deviation`."""
+        flags = RequestFlag.SEAL if sealed else RequestFlag.NONE
+        if len(octets) <= self.ack.max_message - 40:
+            request = self.alloc_store_inline(self.handle(index), octets, flags=flags)
+        else:
+            request = self.alloc_store(self.handle(index), self.stream.memory.lend(octets), flags=flags)
+        return self.expect_status(request, Status.SUCCESS)
+
+    def release(self, index: int) -> Completion:
+        return self.expect_status(self.free(self.handle(index)), Status.SUCCESS)
+
+    def fetch(self, handle: int, size: int, *, flags: RequestFlag = RequestFlag.NONE) -> bytes:
+        """The octets of the block, which a LOAD with SUCCESS brings; `size` is the buffer's. Raises `Deviation`."""
+        lent = self.stream.memory.lend(size)
+        completion = self.expect_status(self.load(handle, lent, flags=flags), Status.SUCCESS)
+        return bytes(lent.octets[: completion.data_length])
+
+    def expect_contents(self, index: int, octets: bytes, *, flags: RequestFlag = RequestFlag.NONE) -> None:
+        came = self.fetch(self.handle(index), max(1, len(octets)), flags=flags)
+        if came != octets:
+            raise Deviation(f"the {len(octets)} octets that were stored", _difference(octets, came))
+
+    def goes_on(self) -> None:
+        """Any completion of a request shows it."""
+        self.call(self.load(self.first, None, flags=RequestFlag.ALLOW_UNSEALED))
+
+    def finish(self) -> None:
+        self.stream.tcp.finish()
+        self.stream.expect_close("after the initiator's FIN")
+
+    # --- ---
+
+    @staticmethod
+    def _parse(message: Message) -> Completion | HelloAck:
+        expect(message.opcode in SENDS, "a Send", message)
+        try:
+            return parse_response(message.payload)
+        except WireFormatError as error:
+            raise Deviation("a well-formed KBTP message", f"{error}: {message.payload.hex()}") from None
+
+    @staticmethod
+    def _check_echo(request: Request | None, completion: Completion) -> None:
+        if request is not None:
+            expect(completion.handle == request.handle, f"handle {request.handle} echoed", completion.handle)
+
+
+def _descriptor(lent: Lent | None) -> DataDescriptor:
+    return DataDescriptor(0, 0, 0) if lent is None else DataDescriptor(lent.stag, lent.to, len(lent))
+
+
+def _difference(expected: bytes, came: bytes) -> str:
+    if len(came) != len(expected):
+        return f"{len(came)} octets"
+    at = next(index for index, (one, other) in enumerate(zip(expected, came, strict=True)) if one != other)
+    return f"other ones from octet {at} on: {came[at : at + 16].hex()}"

@@ -1,0 +1,35 @@
+"""The rules of the KBTP draft and of profile 1, and the cases that look at them."""
+
+from __future__ import annotations
+
+from kbtp.conformance.case import Group
+from kbtp.conformance.kbtp_cases import (
+    blocks,
+    credits,
+    hello,
+    identity,
+    initiator_hello,
+    initiator_requests,
+    order,
+    quota,
+    races,
+    rdma,
+    turns,
+)
+from kbtp.conformance.kbtp_cases.rules import RULES
+
+__all__ = ["GROUPS", "RULES"]
+
+GROUPS: tuple[Group, ...] = (
+    hello.GROUP,
+    identity.GROUP,
+    order.GROUP,
+    blocks.GROUP,
+    rdma.GROUP,
+    turns.GROUP,
+    credits.GROUP,
+    quota.GROUP,
+    races.GROUP,
+    initiator_hello.GROUP,
+    initiator_requests.GROUP,
+)

@@ -1,0 +1,137 @@
+"""Blocks, quotas and Generations over many rounds (draft 3.1 to 3.4, profile 5, 6.5 and 6.8)."""
+
+from __future__ import annotations
+
+from kbtp.conformance.case import Group
+from kbtp.conformance.deviation import Deviation, expect
+from kbtp.conformance.initiator_side import InitiatorSide, Request
+from kbtp.conformance.kbtp_cases.blocks import check_offset, next_generation
+from kbtp.conformance.probe import TargetProbe
+from kbtp.types import RequestFlag, Status
+from kbtp.wire import Completion
+
+GROUP = Group("quota")
+
+ROUNDS_AT_ONCE = 8
+
+
+@GROUP.target("KQ1", "KQ2", "KS8")
+def quota_is_kept(probe: TargetProbe) -> None:
+    """As many blocks as the quota can be bound, one more is NO_SPACE, and a FREE makes room for just one."""
+    side = probe.session(requested_quota=3, requested_handles=8)
+    quota = side.ack.allocation_quota
+    probe.need(quota < side.ack.handle_count, "a quota smaller than the range of handles")
+    for index in range(quota):
+        side.bind(index, b"%d" % index)
+    for _ in range(3):
+        side.expect_status(side.alloc_store_inline(side.handle(quota), b"more"), Status.NO_SPACE)
+    side.release(0)
+    side.bind(quota, b"in its place")
+    side.expect_status(side.alloc_store_inline(side.handle(0), b"more"), Status.NO_SPACE)
+    for index in range(1, quota):
+        side.expect_contents(index, b"%d" % index)
+
+
+@GROUP.target("KQ3", "KR5")
+def refused_stores_cost_nothing(probe: TargetProbe) -> None:
+    """An ALLOC_STORE that is refused leaves the handle unbound and its unit of quota free."""
+    side = probe.session(requested_quota=1)
+    too_long = side.stream.memory.lend(side.ack.block_size + 1)
+    for _ in range(5):
+        side.expect_status(side.alloc_store(side.handle(0), too_long), Status.LENGTH_ERROR)
+        side.expect_status(side.load(side.handle(0), None), Status.NOT_BOUND)
+    side.bind(0, b"room for one")
+
+
+@GROUP.target("KB3", "KB1")
+def no_block_is_handed_out_twice(probe: TargetProbe) -> None:
+    """Blocks that are bound at the same time, in several sessions, have different Block Offsets of the pool."""
+    sides = [probe.session(requested_quota=4) for _ in range(3)]
+    seen: dict[int, str] = {}
+    for round_ in range(3):
+        for number, side in enumerate(sides):
+            for index in range(min(4, side.ack.allocation_quota)):
+                text = f"{round_} {number} {index}"
+                completion = side.bind(index, text.encode())
+                check_offset(side, completion)
+                twice = f"a block that nobody else has; {seen.get(completion.block_offset)} has it"
+                expect(completion.block_offset not in seen, twice, text)
+                seen[completion.block_offset] = text
+        for number, side in enumerate(sides):
+            for index in range(min(4, side.ack.allocation_quota)):
+                side.expect_contents(index, f"{round_} {number} {index}".encode())
+                side.release(index)
+        seen.clear()
+
+
+@GROUP.target("KB3", "KB4", "KQ4", "KH15", needs=("small-pool",), alone=True, timeout_s=30.0)
+def whole_pool(probe: TargetProbe) -> None:
+    """The quotas of all sessions together are no more than the pool, all of which can be bound, again and again."""
+    holders: list[InitiatorSide] = []
+    pool = granted = 0
+    while True:
+        side = probe.before_hello()
+        ack = side.hello(requested_quota=7, requested_handles=8)
+        if ack.status is not Status.SUCCESS:
+            expect(ack.status is Status.NO_SPACE, "NO_SPACE where no quota is left (profile 1)", ack.status.name)
+            break
+        holders.append(side)
+        pool, granted = ack.pool_blocks, granted + ack.allocation_quota
+        expect(granted <= pool, f"quotas of {pool} blocks in all (draft 3.4)", granted)
+    reader = probe.session(requested_quota=0)
+    reader.goes_on()
+    for round_ in range(3):
+        offsets = set()
+        for number, side in enumerate(holders):
+            for index in range(side.ack.allocation_quota):
+                offsets.add(side.bind(index, b"%d %d %d" % (round_, number, index)).block_offset)
+        expect(len(offsets) == granted, f"{granted} different blocks", len(offsets))
+        for number, side in enumerate(holders):
+            for index in range(side.ack.allocation_quota):
+                side.expect_contents(index, b"%d %d %d" % (round_, number, index))
+                side.release(index)
+    for side in holders:
+        side.finish()
+
+
+@GROUP.target("KG2", "KB2", timeout_s=90.0)
+def generation_wraps(probe: TargetProbe) -> None:
+    """Generation 65535 is followed by 1, at a bind or a free, and 0 never comes."""
+    side = probe.session(requested_handles=1, requested_quota=1)
+    generation = side.bind(0, b"").generation
+    at_once = max(1, min(ROUNDS_AT_ONCE, side.ack.request_credits // 2))
+    for _ in range(0xFFFF // 2 // at_once + 1):
+        for completion in _rounds(side, at_once):
+            came, expected = completion.generation, next_generation(generation)
+            if completion.status is not Status.SUCCESS or came != expected:
+                raise Deviation(f"SUCCESS with Generation {expected}", f"{completion.status.name} with {came}")
+            generation = came
+    side.expect_contents(0, b"")
+    side.release(0)
+
+
+def _rounds(side: InitiatorSide, count: int) -> list[Completion]:
+    """FREE and ALLOC_STORE of the first handle, `count` times, all outstanding at once."""
+    handle = side.handle(0)
+    requests: list[Request] = []
+    for _ in range(count):
+        requests += [side.free(handle), side.alloc_store_inline(handle, b"")]
+    side.send(*requests)
+    return [side.answer(request).completion for request in requests]
+
+
+@GROUP.target("KG3")
+def generations_survive_the_owner(probe: TargetProbe) -> None:
+    """A handle that goes to another initiator does not begin its Generations anew."""
+    first = probe.session()
+    handle, generation = first.handle(0), first.bind(0, b"first").generation
+    other = probe.session()
+    first.finish()
+    while True:
+        completion = other.call(other.load(handle, None, flags=RequestFlag.ALLOW_UNSEALED, generation=generation))
+        if completion.status in (Status.NOT_BOUND, Status.HANDLE_OUT_OF_RANGE):
+            break
+        if probe.deadline.passed:
+            raise Deviation("the block of an anonymous initiator freed", completion.status.name)
+    following = next_generation(generation)
+    expect(completion.generation in (0, following), f"Generation {following} after the free", completion.generation)

@@ -1,0 +1,47 @@
+"""What an initiator has to do, and what it must not believe."""
+
+from __future__ import annotations
+
+from kbtp.conformance.rule import SHOULD, Rule
+
+INITIATOR_RULES: tuple[Rule, ...] = (
+    Rule("KNC1", "profile 3", "The Request's private data begins with the connection data, a random nonce in it"),
+    Rule("KNC2", "profile 3", "RFC 6581 is used with A=0: HELLO is the first FPDU"),
+    Rule("KNC3", "profile 3", "Octets behind the connection data are ignored"),
+    Rule("KNC4", "profile 3", "A Reply with other connection data is no target to go on with"),
+    Rule("KNC5", "profile 3", "After R=1 both close"),
+    Rule("KNH1", "profile 2; draft 5.1", "HELLO: Version 1, no flags, Status 0, at most 1024 octets"),
+    Rule("KNH2", "profile 2", "Completion Credits are at least 1, Max Message at least 1024"),
+    Rule("KNH3", "profile 2", "Options are those of the profile"),
+    Rule("KNH4", "profile 2", "Nothing is sent between HELLO and HELLO_ACK"),
+    Rule("KNH5", "profile 3", "Without HELLO_ACK in time it retries on a new connection"),
+    Rule("KNH6", "profile 2", "A status other than SUCCESS ends it"),
+    Rule("KNH7", "profile 2", "Fields of HELLO_ACK that cannot be end the stream"),
+    Rule("KNH8", "profile 2", "Request Credits of 0 or Max Message below 1024 end the stream"),
+    Rule("KNH9", "profile 2", "Options from 0x8000 on are skipped, reserved fields ignored"),
+    Rule("KNH10", "profile 2", "An unknown option below 0x8000 is not gone on with"),
+    Rule("KNH11", "profile 2", "HELLO is answered by HELLO_ACK and nothing else"),
+    Rule("KNH12", "profile 2", "HELLO is answered once"),
+    Rule("KNR1", "draft 5.1; profile 2", "Requests are well formed, with the flags of their opcode and Status 0"),
+    Rule("KNR2", "draft 5.2", "With INLINE STag and Tagged Offset are zero, Length that of the inline data"),
+    Rule("KNR3", "profile 3", "Request IDs are unique among those outstanding"),
+    Rule("KNR4", "profile 3", "Inline data is at most Max Message - 40; beyond that a descriptor is used"),
+    Rule("KNR5", "profile 3", "No more than Request Credits are outstanding"),
+    Rule("KNR6", "profile 3", "Completions come in any order"),
+    Rule("KNR7", "draft 5.2", "A descriptor names a buffer that is there while its request is outstanding"),
+    Rule("KNR8", "draft 6.1 step 2", "Data Length of a LOAD is within its buffer"),
+    Rule("KNR9", "draft 5.1; profile 2", "A COMPLETION belongs to an outstanding request and its handle"),
+    Rule("KNR10", "profile 2", "What is no COMPLETION is not taken for one"),
+    Rule("KNR11", "profile 1", "A status other than SUCCESS is told to the caller"),
+    Rule("KNR12", "draft 5.2; profile 6.7", "Nothing outside a LOAD's buffer can be written"),
+    Rule("KNR13", "draft 5.1; profile 3", "After the completion a buffer is the caller's again"),
+    Rule("KNR14", "profile 2", "No message is longer than Max Message"),
+    Rule("KNR15", "profile 2; profile 3", "As many receive buffers as Completion Credits are posted"),
+    Rule("KNR16", "profile 3", "A request without a completion may or may not have taken effect: it is no success"),
+    Rule("KNR17", "profile 6.7", "A Terminate of the target ends the stream"),
+    Rule("KNR18", "draft 9.1", "Loads by RDMA Write, stores by RDMA Read, in as many as the target likes"),
+    Rule("KNR19", "draft 6.5", "The completion is what counts, whether or not it invalidates", SHOULD),
+    Rule("KNR20", "draft 5.1", "Only the STag of the Data Descriptor is invalidated by its completion"),
+    Rule("KNR21", "profile 3", "UNSUPPORTED for want of read depth does not end the session", SHOULD),
+    Rule("KNR22", "draft 6.5", "Receipt of the completion implies that the data is in the buffer"),
+)

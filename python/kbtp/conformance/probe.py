@@ -1,0 +1,140 @@
+"""What a case is handed: the way to the peer under test. Every connection it opens is closed when the case is over."""
+
+from __future__ import annotations
+
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from kbtp.conformance.deviation import Deviation, NotApplicable
+from kbtp.conformance.initiator_side import InitiatorSide
+from kbtp.conformance.session import Session
+from kbtp.conformance.setup import Setup
+from kbtp.conformance.startup import Startup
+from kbtp.conformance.stream import Stream
+from kbtp.conformance.target_side import TargetSide
+from kbtp.conformance.tcp import Deadline, Tcp
+
+
+class Probe(ABC):
+    """Either role. `deadline` is that of the whole case."""
+
+    def __init__(self, setup: Setup, deadline: Deadline) -> None:
+        self.setup = setup
+        self.deadline = deadline
+        self._connections: list[Tcp] = []
+
+    @abstractmethod
+    def tcp(self) -> Tcp:
+        """A new TCP connection with the peer under test, on which nothing was said."""
+
+    @abstractmethod
+    def stream(self, startup: Startup | None = None) -> Stream:
+        """A new stream: MPA start-up is done, no FPDU was sent."""
+
+    @abstractmethod
+    def session(self, startup: Startup | None = None) -> Session:
+        """A new session: HELLO and HELLO_ACK have been exchanged."""
+
+    @staticmethod
+    def need(holds: bool, why: str) -> None:
+        """Leave the case unless `holds`: `why` says what the peer under test does not have."""
+        if not holds:
+            raise NotApplicable(why)
+
+    def close(self) -> None:
+        for tcp in self._connections:
+            tcp.close()
+
+
+class TargetProbe(Probe):
+    """A target is under test; we connect to it."""
+
+    def __init__(self, setup: Setup, deadline: Deadline, host: str, port: int) -> None:
+        super().__init__(setup, deadline)
+        self._host = host
+        self._port = port
+
+    def tcp(self, *, receive_buffer_bytes: int | None = None) -> Tcp:
+        tcp = Tcp.connect(self._host, self._port, self.deadline, receive_buffer_bytes=receive_buffer_bytes)
+        self._connections.append(tcp)
+        return tcp
+
+    def stream(self, startup: Startup | None = None, *, receive_buffer_bytes: int | None = None) -> Stream:
+        return Stream.initiate(self.tcp(receive_buffer_bytes=receive_buffer_bytes), startup)
+
+    def before_hello(self, startup: Startup | None = None) -> InitiatorSide:
+        """A stream on which HELLO is still to be sent."""
+        return InitiatorSide(self.stream(startup), self.setup.namespace)
+
+    def session(
+        self, startup: Startup | None = None, *, receive_buffer_bytes: int | None = None, **hello: Any
+    ) -> InitiatorSide:
+        """`hello` are fields of the HELLO; the target has to grant it."""
+        stream = self.stream(startup, receive_buffer_bytes=receive_buffer_bytes)
+        return InitiatorSide(stream, self.setup.namespace).open(**hello)
+
+
+class InitiatorProbe(Probe):
+    """An initiator is under test; it connects to us. `start` makes it, `outcome` waits for how its work went."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        deadline: Deadline,
+        listener: socket.socket,
+        start: Callable[[], None] | None = None,
+        outcome: Callable[[float], bool] | None = None,
+    ) -> None:
+        super().__init__(setup, deadline)
+        self._listener = listener
+        self._start = start
+        self._outcome = outcome
+
+    def tcp(self) -> Tcp:
+        """The initiator's next connection."""
+        if self._start is not None:
+            self._start()
+            self._start = None
+        return self.next_tcp("a connection of the initiator")
+
+    def next_tcp(self, what: str, *, within_s: float | None = None) -> Tcp:
+        """A further connection of an initiator that is at work, a retry for example. Raises `Deviation`."""
+        tcp = self.next_tcp_or_none(within_s=within_s)
+        if tcp is None:
+            raise Deviation(what, "no connection in time")
+        return tcp
+
+    def next_tcp_or_none(self, *, within_s: float | None = None) -> Tcp | None:
+        self._listener.settimeout(self.deadline.left_s(within_s))
+        try:
+            sock, _ = self._listener.accept()
+        except TimeoutError:
+            return None
+        tcp = Tcp(sock, self.deadline)
+        self._connections.append(tcp)
+        return tcp
+
+    def stream(self, startup: Startup | None = None) -> Stream:
+        return Stream.respond(self.tcp(), startup)
+
+    def before_ack(self, startup: Startup | None = None) -> TargetSide:
+        """A stream on which HELLO has come and HELLO_ACK is still to be sent."""
+        side = TargetSide(self.stream(startup))
+        side.take_hello()
+        return side
+
+    def session(self, startup: Startup | None = None, **ack: Any) -> TargetSide:
+        """`ack` are fields of the HELLO_ACK that replace ours."""
+        return TargetSide(self.stream(startup)).open(**ack)
+
+    def refuse_further(self) -> None:
+        """Whoever connects from now on finds nobody, so that an initiator which tries again comes to an end."""
+        self._listener.close()
+
+    def work_succeeded(self) -> bool:
+        """Whether all of the initiator's work has succeeded, as it says itself (needs "one-by-one")."""
+        if self._outcome is None:
+            raise NotApplicable("how its work went, an initiator says only where --run starts it")
+        return self._outcome(self.deadline.left_s())

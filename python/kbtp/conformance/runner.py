@@ -1,0 +1,165 @@
+"""Running cases, several at a time where they do not disturb each other, and judging how they end."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+
+from kbtp.address import Address
+from kbtp.conformance.case import Case
+from kbtp.conformance.catalogue import level_of
+from kbtp.conformance.deviation import Deviation, NotApplicable
+from kbtp.conformance.expectations import Expectations
+from kbtp.conformance.initiators import Initiator
+from kbtp.conformance.probe import InitiatorProbe, Probe, TargetProbe
+from kbtp.conformance.result import Outcome, Result
+from kbtp.conformance.rule import Level
+from kbtp.conformance.setup import NEEDS, Setup
+from kbtp.conformance.tcp import Deadline
+
+ALIVE_TIMEOUT_S = 5.0
+LISTEN_BACKLOG = 16
+
+MakeProbe = Callable[[Case, Deadline], Probe]
+
+
+def run_case(case: Case, make_probe: MakeProbe, expectations: Expectations, setup: Setup) -> Result:
+    """Never raises: whatever happens is a result."""
+    reason = expectations.skip_reason(case) or _missing(case, setup)
+    if reason:
+        return Result(case, Outcome.SKIPPED, reason=reason)
+    began_s = time.monotonic()
+    probe: Probe | None = None
+    try:
+        probe = make_probe(case, Deadline(case.timeout_s))
+        case.run(probe)
+    except Deviation as deviation:
+        result = _deviated(case, deviation, expectations.fail_reason(case))
+    except NotApplicable as why:
+        result = Result(case, Outcome.SKIPPED, reason=why.reason)
+    except ConnectionError as error:
+        result = _deviated(case, Deviation("a connection", str(error)), expectations.fail_reason(case))
+    except Exception:  # a fault of the case must not take the run with it
+        result = Result(case, Outcome.BROKEN, reason=traceback.format_exc())
+    else:
+        reason = expectations.fail_reason(case)
+        result = Result(case, Outcome.UNEXPECTED if reason else Outcome.PASSED, reason=reason)
+    finally:
+        if probe is not None:
+            probe.close()
+    duration_s = time.monotonic() - began_s
+    return Result(case, result.outcome, result.expected, result.saw, result.reason, duration_s)
+
+
+def _missing(case: Case, setup: Setup) -> str:
+    """What the case needs and the peer under test was not said to have."""
+    missing = [NEEDS[need] for need in sorted(case.needs - setup.has)]
+    return f"not configured for it: {'; '.join(missing)}" if missing else ""
+
+
+def _deviated(case: Case, deviation: Deviation, reason: str) -> Result:
+    unexpected = Outcome.WARNED if level_of(case) is Level.SHOULD else Outcome.FAILED
+    return Result(case, Outcome.EXPECTED if reason else unexpected, deviation.expected, deviation.saw, reason)
+
+
+class TargetRunner:
+    """Cases against the target at `address`. A target that no longer listens ends the run: the rest is "not run"."""
+
+    def __init__(self, address: Address, setup: Setup, expectations: Expectations, *, at_once: int = 1) -> None:
+        self._address = address
+        self._setup = setup
+        self._expectations = expectations
+        self._at_once = at_once
+        self._gone_after = ""
+
+    def run(self, cases: Sequence[Case]) -> Iterator[Result]:
+        """Results as they come; cases that have to be alone come last."""
+        with ThreadPoolExecutor(self._at_once, "case") as pool:
+            futures = [pool.submit(self._one, case) for case in cases if not case.alone]
+            for future in as_completed(futures):
+                yield future.result()
+        for case in cases:
+            if case.alone:
+                yield self._one(case)
+
+    def _one(self, case: Case) -> Result:
+        if self._gone_after:
+            return Result(case, Outcome.NOT_RUN, reason=f"the target is gone since {self._gone_after}")
+        result = run_case(case, self._probe, self._expectations, self._setup)
+        if result.outcome not in (Outcome.PASSED, Outcome.SKIPPED) and not self._listens():
+            self._gone_after = self._gone_after or case.name
+        return result
+
+    def _probe(self, _case: Case, deadline: Deadline) -> Probe:
+        return TargetProbe(self._setup, deadline, self._address.host, self._address.port)
+
+    def _listens(self) -> bool:
+        try:
+            socket.create_connection((self._address.host, self._address.port), ALIVE_TIMEOUT_S).close()
+        except OSError:
+            return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Listening:
+    """One place where an initiator under test connects to."""
+
+    initiator: Initiator
+    address: Address
+
+
+class InitiatorRunner:
+    """Cases against initiators: `initiators` are started by us and work side by side, each for one case at a time.
+
+    Without one that can be started there is one place to listen at, `listen`, where an initiator connects by itself.
+    """
+
+    def __init__(
+        self, setup: Setup, expectations: Expectations, initiators: Iterable[Initiator], listen: Address
+    ) -> None:
+        self._setup = setup
+        self._expectations = expectations
+        self._idle = [_Listening(initiator, listen) for initiator in initiators]
+        self._places = threading.BoundedSemaphore(len(self._idle))
+
+    def run(self, cases: Sequence[Case]) -> Iterator[Result]:
+        try:
+            with ThreadPoolExecutor(len(self._idle), "case") as pool:
+                for future in as_completed([pool.submit(self._one, case) for case in cases]):
+                    yield future.result()
+        finally:
+            for place in self._idle:
+                place.initiator.stop()
+
+    def _one(self, case: Case) -> Result:
+        with self._places:
+            place = self._idle.pop()
+            try:
+                with _listener(place.address) as listener:
+                    return run_case(
+                        case,
+                        lambda _case, deadline: self._probe(place, listener, deadline),
+                        self._expectations,
+                        self._setup,
+                    )
+            finally:
+                place.initiator.end_of_case()
+                self._idle.append(place)
+
+    def _probe(self, place: _Listening, listener: socket.socket, deadline: Deadline) -> Probe:
+        host, port = listener.getsockname()[:2]
+        url = str(Address(host, port))
+        return InitiatorProbe(
+            self._setup, deadline, listener, lambda: place.initiator.start(url), place.initiator.outcome
+        )
+
+
+def _listener(address: Address) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    return socket.create_server((address.host, address.port), family=family, backlog=LISTEN_BACKLOG)

@@ -1,0 +1,36 @@
+"""What the suite is told of the peer under test, and how long that takes over things."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kbtp.limits import DRAIN_S, HELLO_TIMEOUT_S, LINGER_S, MPA_REQUEST_TIMEOUT_S
+
+NEEDS = {
+    "direct-load": "the target grants DIRECT_LOAD to whoever asks",
+    "direct-alloc": "the target grants DIRECT_ALLOC to whoever asks",
+    "keys": "the target has keys, and --key-file holds at least one of them",
+    "two-domains": "--key-file holds keys of two trust domains",
+    "no-keys": "the target has no keys",
+    "namespace": "the target has the namespace of --namespace",
+    "big-blocks": "blocks of 16 MiB, so that one does not fit the socket buffers",
+    "small-pool": "a pool of at most 64 blocks that nobody else uses",
+    "short-waits": "the target waits no longer than a few seconds for a HELLO, a slow reader and a lingering initiator",
+    "one-by-one": "the initiator under test is started for each case and says whether its work succeeded",
+}
+"""What a case may need of the peer under test; `--with` names what is there."""
+
+MARGIN_S = 2.0  # on top of the time that a peer says it waits
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """How the peer under test is configured. `key_file` is what `--key-file` names."""
+
+    has: frozenset[str] = frozenset({"no-keys"})
+    namespace: bytes = b""
+    key_file: str = ""
+    mpa_timeout_s: float = MPA_REQUEST_TIMEOUT_S
+    hello_timeout_s: float = HELLO_TIMEOUT_S
+    drain_s: float = DRAIN_S
+    linger_s: float = LINGER_S
