@@ -66,7 +66,7 @@ def test_entry_block_and_entry_twice_again_are_a_load() -> None:
 
 
 def test_two_torn_entries_that_agree_are_not_believed() -> None:
-    """Generation of one binding, block of another, read once each way round: the third read tells (model: two-reads)."""
+    """Generation of one binding, block of another, read once each way round: the third read tells."""
     torn = entry(2, 100, block(5))
     load = Load()
     assert load.reads(torn, BLOCK_READ, torn) == ENTRY
