@@ -15,7 +15,7 @@ COVERED := wire iwarp blocks target initiator
 COVERAGE_MIN := 95
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test conformance punts check coverage bench fuzz sanitize format clean
+.PHONY: help demo test conformance model punts soak check coverage bench mutants fuzz sanitize format clean
 .DELETE_ON_ERROR:
 
 help:  ## list these targets
@@ -46,6 +46,15 @@ test: $(VENV)/demo.stamp  ## all tests, and the coverage each package must have
 punts: $(VENV)/dev.stamp  ## the tests of initiators and systems once more, the native RNIC leaving requests to Python
 	KBTP_TEST_PUNTS=everywhere $(BIN)/python -m pytest $(PYTEST_FLAGS) -n $(JOBS) --dist=loadscope -k native/ tests/initiator tests/system
 
+SOAK_S ?= 60
+
+soak: $(VENV)/dev.stamp  ## an initiator in direct mode and an ordinary one, SOAK_S seconds over each RNIC: no wrong block
+	KBTP_SOAK_S=$(SOAK_S) $(BIN)/python -m pytest $(PYTEST_FLAGS) -s tests/system/test_direct_soak.py
+
+# Needs spin and a C compiler, and no environment.
+model:  ## the models of the ring and its races, exhaustively, with the rules and without
+	$(PYTHON) -m model
+
 check: $(VENV)/dev.stamp  ## ruff and mypy, rustfmt and clippy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -69,6 +78,12 @@ BENCH_OUT := build/bench
 
 bench: $(VENV)/bench.stamp $(VENV)/floor  ## kbtp beside bare sockets and what else is installed, and what must hold
 	$(BIN)/python -m bench --floor $(VENV)/floor --json $(BENCH_OUT)/figures.json --plot $(BENCH_OUT)/figures.png $(BENCH_FLAGS)
+
+# Some minutes; MUTANTS_FLAGS="--match 'profile 6'" plants a part of them.
+MUTANTS_FLAGS ?=
+
+mutants: $(VENV)/dev.stamp  ## plant faults, one a rule: some test must notice each
+	$(BIN)/python -m mutants $(MUTANTS_FLAGS)
 
 # What docs/testing.md tells of, with a nightly compiler; the rest of the project does without.
 NIGHTLY ?= nightly

@@ -32,7 +32,7 @@ BANNED = (
     Banned(r"\btime\.sleep\(|\basyncio\.sleep\((?!0\))", (".py",), "wait for the condition, with a deadline"),
     Banned(r"\bpytest\.(mark\.)?(skip|skipif|importorskip|xfail)\b", (".py",), "a test runs or is not there"),
     Banned(r"\bunittest\.skip|\bSkipTest\b", (".py",), "a test runs or is not there"),
-    Banned(r"\b(TODO|FIXME|XXX)\b", (".py", ".rs", ".toml", ".md"), "finish it or leave it out"),
+    Banned(r"\b(TODO|FIXME|XXX)\b", (".py", ".rs", ".toml", ".md", ".pml", ".lua"), "finish it or leave it out"),
     Banned(r"\bNotImplementedError\b|\b(todo|unimplemented)!\(", (".py", ".rs"), "finish it or leave it out"),
     Banned(r"(^|[^\w.])/(work|tmp|root)/\w", ("",), "paths of one machine; tests have tmp_path"),
     Banned(
@@ -59,7 +59,9 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 def _texts() -> Iterator[tuple[Path, str]]:
     """Every text file of the project outside build trees, and its text."""
-    for folder in ("python", "tests", "examples", "vectors", "docs", "rust", "bench", "conformance", "fuzz", ".ci"):
+    for folder in (
+        "python", "tests", "examples", "vectors", "docs", "rust", "bench", "conformance", "model", "mutants", ".ci",
+    ):  # fmt: skip
         if (ROOT / folder).is_dir():
             for path in _files_below(ROOT / folder):
                 if path.suffix not in (".pyc", ".so", ".pcap"):

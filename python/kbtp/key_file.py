@@ -70,10 +70,13 @@ def _read(path: str | os.PathLike[str]) -> str:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise ApiMisuse(f"cannot be read: {error.strerror}") from None
-    with open(descriptor, "rb") as file:
+    try:
         # Asked of what was opened, not of the name, which may be another file by now.
         _check_private(os.fstat(descriptor))
-        octets = file.read(KEYS_FILE_MAX_BYTES + 1)
+        with open(descriptor, "rb", closefd=False) as file:
+            octets = file.read(KEYS_FILE_MAX_BYTES + 1)
+    finally:
+        os.close(descriptor)
     if len(octets) > KEYS_FILE_MAX_BYTES:
         raise ApiMisuse(f"it has more than {KEYS_FILE_MAX_BYTES} octets")
     try:

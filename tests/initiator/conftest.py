@@ -126,7 +126,9 @@ class FakeTarget:
 
     def accept(self, private_data: bytes = OWN_DATA) -> None:
         """Take the next connection; `stream` is it from now on."""
-        self.stream = self.connect_request().accept(
+        request = self.connect_request()
+        self.peer_nonce = ConnectionData.parse(request.private_data).nonce
+        self.stream = request.accept(
             pd=self._pd,
             private_data=private_data,
             ird=16,
@@ -136,6 +138,9 @@ class FakeTarget:
 
     def receive(self) -> Any:
         """The next request, parsed. A script receives fewer than 64."""
+        return parse_request(self.receive_octets())
+
+    def receive_octets(self) -> bytes:
         event = self._next(
             lambda event: (
                 isinstance(event, WorkCompletion)
@@ -145,7 +150,7 @@ class FakeTarget:
             )
         )
         start = event.wr_id * MESSAGE_BYTES
-        return parse_request(bytes(self._messages.view[start : start + event.length]))
+        return bytes(self._messages.view[start : start + event.length])
 
     def send(self, message: bytes, *, invalidate_stag: int | None = None) -> None:
         self.stream.post([Send(0, inline=message, invalidate_stag=invalidate_stag)])

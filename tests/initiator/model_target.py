@@ -15,6 +15,7 @@ from kbtp.blocks.counter import MaskedCounter, UnmaskedCounter
 from kbtp.blocks.pool import Pool
 from kbtp.blocks.ring import FreeBlockRing
 from kbtp.blocks.table import BlockTable
+from kbtp.errors import ApiMisuse, ConnectionLost
 from kbtp.initiator.session import InitiatorConfig, InitiatorSession
 from kbtp.initiator.session_carrier import SessionCarrier
 from kbtp.types import Feature, Opcode, RequestFlag, Status
@@ -57,8 +58,11 @@ class ModelRnic:
 
     def __init__(self) -> None:
         self.regions: dict[int, Region] = {}
+        self.refuses = False
 
     def register(self, buffer: object, access: object, **_: object) -> Region:
+        if self.refuses:
+            raise ApiMisuse("this memory cannot be registered")
         stag = 0x1000 + len(self.regions)
         self.regions[stag] = Region(buffer, stag, access)
         return self.regions[stag]
@@ -93,6 +97,7 @@ class ModelTarget:
         self.wire: deque[Any] = deque()
         self.back: deque[Any] = deque()
         self.ord_ = ord_
+        self.ended = False
         self.now_s = 50.0
         self.rnic = ModelRnic()
         self.session = InitiatorSession(InitiatorConfig(direct=self.ack.granted_features & ~Feature(0x19)), self.ack)
@@ -101,6 +106,8 @@ class ModelTarget:
     # --- the stream ---
 
     def post(self, requests: list[Any]) -> None:
+        if self.ended:
+            raise ConnectionLost("the stream has ended")
         self.wire += requests
         reading = [one for one in (*self.wire, *self.back) if isinstance(one, RdmaRead | FetchAdd | WorkCompletion)]
         assert len(reading) <= self.ord_, "more reads and atomics than the stream may have outstanding"

@@ -400,7 +400,9 @@ def test_a_refused_bind_raises_after_the_ticket_was_given_back(fake_target: Fake
     def act(memory: Memory) -> None:
         memory.take(Bind, status=Status.ALREADY_BOUND)
         memory.take(Bind)
-        given_back.append(memory.take(Free))
+        freed = memory.target.receive()
+        given_back.append(freed)
+        memory.target.complete(freed)
 
     client = connect(fake_target(serving(requests(act))).url, direct="alloc,load")
     with pytest.raises(AlreadyBound):

@@ -13,7 +13,8 @@ from kbtp.errors import ApiMisuse, ConnectionLost, PeerMisbehaved
 from kbtp.initiator.batches import Batch, Results, alloc_store_batch, free_batch, load_batch
 from kbtp.limits import DIRECT_LOAD_TRIES_MAX
 from kbtp.types import BlockRef, EntryFlag, Feature, Status
-from kbtp.verbs.api import FetchAdd, RdmaRead
+from kbtp.verbs.api import Access, FetchAdd, RdmaRead
+from kbtp.verbs.buffers import buffer_of
 from kbtp.wire import AllocStore, Bind, Completion, Free, Load
 from tests.initiator.direct_acks import BLOCK_BYTES, TABLE_BASE, TICKET_TIMEOUT_S, block
 from tests.initiator.model_target import OTHERS, ModelTarget, contents
@@ -383,6 +384,47 @@ def test_a_lost_stream_ends_allocations_wherever_they_are() -> None:
         assert batch.results is not None
         for result in batch.results:
             assert result.error is lost or result.status is not None
+
+
+# --- what goes wrong on this side ---------------------------------------------------------------
+
+
+def test_memory_that_cannot_be_registered_is_misuse_and_takes_no_ticket() -> None:
+    target = ModelTarget()
+    target.rebind(OTHERS, 0)
+    target.rnic.refuses = True
+    for batch in (direct_load([OTHERS], [bytearray(400)]), direct_alloc([b"x"])):
+        assert isinstance(run(target, batch)[0].error, ApiMisuse)
+    assert not target.taken
+    target.rnic.refuses = False
+    assert run(target, direct_load([OTHERS], [bytearray(400)])).ok
+    assert run(target, direct_alloc([b"x"] * 4)).ok
+
+
+def test_a_region_that_its_caller_revokes_meanwhile_is_not_used() -> None:
+    target = ModelTarget()
+    target.rebind(OTHERS, 0)
+    memory = bytearray(400)
+    region = target.rnic.register(memory, Access.NONE)
+    target.carrier.add_region(region, buffer_of(memory))  # type: ignore[arg-type]
+    batch = begin(target, direct_alloc([memory]))
+    until_posted(target, lambda post: isinstance(post, RdmaRead))
+    region.revoke()
+    target.settle()
+    assert batch.results is not None
+    assert batch.results.ok
+    assert len(target.written) == 1
+
+
+def test_what_is_given_to_a_stream_that_has_ended_ends_with_it() -> None:
+    target = ModelTarget()
+    target.ended = True
+    batches = [begin(target, direct_load([OTHERS], [bytearray(400)])), begin(target, direct_alloc([b"x"]))]
+    lost = ConnectionLost("gone")
+    target.carrier.fail(lost)
+    for batch in batches:
+        assert batch.results is not None
+        assert batch.results[0].error is lost
 
 
 # --- a target that breaks the protocol ---------------------------------------------------------

@@ -554,6 +554,14 @@ def test_f6_f7_f8_a_bad_crc_is_2_0_02_and_nothing_of_it_is_placed(end: Any, wire
     assert end.memory.regions[stag].octets == before
 
 
+def test_nothing_is_placed_after_a_segment_that_failed(end: Any, wire: Any, stag: int, base_to: int) -> None:
+    """RFC 5041 7: also if both came together."""
+    before = bytes(end.memory.regions[stag].octets)
+    end.stream.receive_data(wire.fpdu(wire.send(7)) + wire.fpdu(wire.write(stag, base_to, b"\xff" * 16)))
+    assert end.terminates() == (1, 2, 3)
+    assert end.memory.regions[stag].octets == before
+
+
 def test_f19_a_marker_mismatch_is_2_0_03(new_end: Any, wire: Any, marked_half: Any) -> None:
     end = new_end(rx_markers=True)
     end.stream.receive_data(marked_half.fpdu(wire.write(0, 0), pointer_xor=4))

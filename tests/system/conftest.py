@@ -26,12 +26,13 @@ from kbtp.address import Address
 from kbtp.iwarp import events
 from kbtp.iwarp.mpa import ActiveStartup, MpaOptions, MpaRejected
 from kbtp.iwarp.stream import IwarpStream
+from kbtp.keys import Key
 from kbtp.target.config import TargetConfig
 from kbtp.target.server import Server
 from kbtp.types import Feature, TerminateCause
 from kbtp.verbs.api import Access, Rnic
 from kbtp.verbs.stag_table import Region, StagTable
-from kbtp.wire import ConnectionData, Hello, parse_response
+from kbtp.wire import ConnectionData, Hello, Nonces, parse_response, sign_hello
 
 DEADLINE_S = 10.0
 LOOK_AGAIN_S = 0.01  # what the RNIC does by itself nobody tells
@@ -158,7 +159,8 @@ class Peer:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
         self.socket.settimeout(DEADLINE_S)
         self.socket.connect((address.host, address.port))
-        self.startup = ActiveStartup(MpaOptions(), ConnectionData(secrets.token_bytes(16)).pack(), 16, 16)
+        self._nonce = secrets.token_bytes(16)
+        self.startup = ActiveStartup(MpaOptions(), ConnectionData(self._nonce).pack(), 16, 16)
         table = StagTable(lambda: secrets.randbits(32))
         self._pd = table.allocate_pd()
         self._memory = table.memory_for(self, self._pd)
@@ -180,6 +182,7 @@ class Peer:
         while result is None:
             result = self.startup.receive_data(self.socket.recv(1))
         assert not isinstance(result, MpaRejected)
+        self.nonces = Nonces(self._nonce, ConnectionData.parse(result.private_data).nonce)
         self.stream = IwarpStream(result, self._memory, active=True)
         for slot, buffer in enumerate(self._buffers):
             self.stream.post_receive(slot, memoryview(buffer))
@@ -189,21 +192,20 @@ class Peer:
         self.start_mpa()
         return self.hello(**fields)
 
-    def hello(self, **fields: Any) -> Any:
-        self.send(
-            Hello(
-                **{
-                    "request_id": 0,
-                    "requested_features": Feature.INVALIDATE,
-                    "requested_quota": 0,
-                    "requested_handles": 0,
-                    "completion_credits": 32,
-                    "max_message": MESSAGE_BYTES,
-                    "initiator_id": bytes(16),
-                    **fields,
-                }
-            ).pack()
+    def hello(self, *, key: Key | None = None, **fields: Any) -> Any:
+        hello = Hello(
+            **{
+                "request_id": 0,
+                "requested_features": Feature.INVALIDATE,
+                "requested_quota": 0,
+                "requested_handles": 0,
+                "completion_credits": 32,
+                "max_message": MESSAGE_BYTES,
+                "initiator_id": bytes(16),
+                **fields,
+            }
         )
+        self.send(hello.pack() if key is None else sign_hello(hello, key, self.nonces))
         return self.receive()
 
     def fpdus_of(self, message: bytes) -> bytes:

@@ -1,5 +1,5 @@
-"""Direct modes on the wire (draft 6.6): an initiator that reads, allocates and binds by itself, whatever RNIC the target
-has, while requests are served for it and others."""
+"""Direct modes on the wire (draft 6.6): an initiator that reads, allocates and binds by itself, at a target over each
+RNIC."""
 
 from __future__ import annotations
 

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
+
 import kbtp
 from kbtp import BlockRef, Feature, Status
 
@@ -140,6 +142,7 @@ class Initiator:
             self.counts[f"loaded, {mode}" if result.ok else f"refused, {mode}"] += 1
 
 
+@pytest.mark.timeout(SOAK_S + 60)
 def test_no_wrong_block_is_ever_returned_as_good(target_process: Callable[..., Any]) -> None:
     target = target_process(
         block_size_bytes=BLOCK_BYTES,

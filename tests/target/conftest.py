@@ -21,6 +21,7 @@ import pytest
 
 from kbtp.atomics import fetch_add
 from kbtp.blocks import BlockStore, Entry
+from kbtp.keys import Key
 from kbtp.target.actions import Abort, Action, Disconnect, Opened, Terminate
 from kbtp.target.config import TargetConfig
 from kbtp.target.target import Target
@@ -38,6 +39,7 @@ from kbtp.wire import (
     Nonces,
     Store,
     parse_response,
+    sign_hello,
 )
 
 BLOCK = 512
@@ -122,13 +124,13 @@ class Answer:
 class Peer:
     """One initiator and the stream between it and the target."""
 
-    def __init__(self, world: World, read_depth: int, peer_read_depth: int = 4) -> None:
+    def __init__(self, world: World, read_depth: int, peer_read_depth: int, nonces: Nonces) -> None:
         self.world = world
         self.read_depth = read_depth
         self.memory = Memory(world.pool)
         self.session: Any = world.target.open_session(
             self.memory,
-            nonces=NONCES,
+            nonces=nonces,
             read_depth=read_depth,
             peer_read_depth=peer_read_depth,
             peer="192.0.2.1:4791",
@@ -286,9 +288,16 @@ class Peer:
     def hello(self, **fields: Any) -> HelloAck:
         """HELLO and its answer."""
         answered = len(self.acks)
-        self.send(self.hello_message(**fields).pack())
+        self.say_hello(**fields)
         assert len(self.acks) == answered + 1
         return self.acks[-1]
+
+    def say_hello(self, *, key: Key | None = None, nonces: Nonces = NONCES, **fields: Any) -> bytes:
+        """HELLO, signed with `key` if there is one; its octets. It may have to wait for its answer."""
+        hello = self.hello_message(**fields)
+        octets = hello.pack() if key is None else sign_hello(hello, key, nonces)
+        self.send(octets)
+        return octets
 
     @property
     def ack(self) -> HelloAck:
@@ -483,9 +492,9 @@ class World:
         )
         self.peers: list[Peer] = []
 
-    def open(self, read_depth: int = 2, peer_read_depth: int = 4) -> Peer:
+    def open(self, read_depth: int = 2, peer_read_depth: int = 4, *, nonces: Nonces = NONCES) -> Peer:
         """A new stream, before HELLO."""
-        peer = Peer(self, read_depth, peer_read_depth)
+        peer = Peer(self, read_depth, peer_read_depth, nonces)
         self.peers.append(peer)
         return peer
 
@@ -531,7 +540,8 @@ class World:
         assert self.store.free_blocks == self.config.pool_blocks
         assert self.store.quotas.left == self.config.shared_blocks
         assert sum(peer.memory.held_regions for peer in self.peers) == 0
-        last = self.connect(requested_quota=self.config.pool_blocks, requested_handles=(1 << 64) - 1)
+        key = next(iter(self.config.keys), None)
+        last = self.connect(key=key, requested_quota=self.config.pool_blocks, requested_handles=(1 << 64) - 1)
         assert last.ack.allocation_quota == self.config.shared_blocks
         assert (last.ack.first_handle, last.ack.handle_count) == (BASE_HANDLE, self.config.handle_count)
         for n in range(self.config.shared_blocks):

@@ -11,6 +11,7 @@ import pytest
 from kbtp.limits import COMPLETIONS_POSTED_PER_CREDIT
 from kbtp.target.actions import Disconnect
 from kbtp.types import Status
+from kbtp.verbs.api import RdmaWrite, Recv, Send
 
 BLOCK = 512
 
@@ -176,6 +177,17 @@ def test_a_load_moves_data_length_octets_and_no_more(world: Any) -> None:
     peer.load(peer.handle(), BLOCK, stag=stag)
     peer.finish()
     assert peer.buffers[stag] == b"five!" + b"." * (BLOCK - 5)
+
+
+def test_the_write_of_a_load_is_posted_before_its_completion(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draft 6.5: receipt of the completion implies that the data is there, which only this order makes true."""
+    peer = world.connect()
+    peer.bind(peer.handle(), b"data")
+    performed: list[type] = []
+    perform = peer.perform
+    monkeypatch.setattr(peer, "perform", lambda action: (performed.append(type(action)), perform(action)))
+    peer.load(peer.handle())
+    assert [one for one in performed if one is not Recv] == [RdmaWrite, Send]
 
 
 # --- credits ---

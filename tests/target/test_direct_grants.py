@@ -13,7 +13,6 @@ from kbtp.blocks import Entry
 from kbtp.keys import Key, Keys
 from kbtp.types import Feature, HelloAckFlag, Status
 from kbtp.verbs.api import Access
-from kbtp.wire import Nonces, sign_hello
 
 ALICE, BOB = bytes(range(1, 17)), bytes(range(17, 33))
 LOAD, ALLOC, MASKED, INVALIDATE = 2, 4, 8, 16
@@ -32,8 +31,7 @@ def direct_world(made: Callable[..., Any], **config: Any) -> Any:
 def signed_in(world: Any, key: Key, **hello: Any) -> Any:
     """A peer that asked for every direct mode with `key`."""
     peer = world.open()
-    message = peer.hello_message(**{"requested_features": LOAD | ALLOC | MASKED, **hello})
-    peer.send(sign_hello(message, key, Nonces(initiator=b"i" * 16, target=b"t" * 16)))
+    peer.say_hello(key=key, **{"requested_features": LOAD | ALLOC | MASKED, **hello})
     return peer
 
 

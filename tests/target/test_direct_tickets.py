@@ -279,7 +279,7 @@ class Direct(RuleBasedStateMachine):
         self.reader = self.world.connect(requested_quota=1, requested_handles=1)
         self.bound: dict[int, tuple[int, bytes]] = {}  # number of the handle -> block, contents
         self.loading: dict[Any, tuple[int, bytes, int]] = {}  # RDMA Write -> block, contents, STag
-        self.waiting: dict[int, tuple[int, int]] = {}  # block -> number of the handle, Request ID of its FREE
+        self.waiting: dict[int, tuple[int, Any, int]] = {}  # block -> number of the handle, whose FREE, its Request ID
         self.serial = 0
         self.connect()
 
@@ -293,7 +293,7 @@ class Direct(RuleBasedStateMachine):
         return len(self.bound) + len(self.waiting) + len(self.out)
 
     def free_handle(self) -> int:
-        return min(set(range(8)) - self.bound.keys() - {handle for handle, _ in self.waiting.values()})
+        return min(set(range(8)) - self.bound.keys() - {handle for handle, _, _ in self.waiting.values()})
 
     def contents(self, handle: int) -> bytes:
         self.serial += 1
@@ -372,7 +372,7 @@ class Direct(RuleBasedStateMachine):
         request_id = self.peer.free(self.peer.handle(handle))
         if block_offset in [block for block, _, _ in self.loading.values()]:
             assert self.peer.status(request_id) is None
-            self.waiting[block_offset] = (handle, request_id)
+            self.waiting[block_offset] = (handle, self.peer, request_id)
         else:
             assert self.peer.status(request_id) is Status.SUCCESS
 
@@ -392,8 +392,8 @@ class Direct(RuleBasedStateMachine):
         self.reader.finish(write)
         assert bytes(self.reader.buffers[stag][: len(contents)]) == contents
         if block_offset in self.waiting and block_offset not in [block for block, _, _ in self.loading.values()]:
-            _, request_id = self.waiting.pop(block_offset)
-            assert self.peer.status(request_id) in (Status.SUCCESS, None)  # None: of a session that has ended
+            _, peer, request_id = self.waiting.pop(block_offset)
+            assert peer.status(request_id) is (None if peer.ended else Status.SUCCESS)
 
     @rule()
     def a_quarter_passes(self) -> None:

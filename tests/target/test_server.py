@@ -25,6 +25,7 @@ from kbtp.target.config import TargetConfig
 from kbtp.target.server import Server
 from kbtp.target.session import Session
 from kbtp.target.target import Target
+from kbtp.types import Feature
 from kbtp.wire import ConnectionData
 
 DEADLINE_S = 10.0
@@ -164,6 +165,28 @@ def test_who_does_not_speak_kbtp_is_told_with_r_1(
         assert peer.recv(1) == b""
     assert len(warnings(caplog)) == 1
     assert "refused, not a KBTP initiator" in warnings(caplog)[0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [("", []), ("load", ["granted DIRECT_LOAD"]), ("load,alloc", ["granted DIRECT_LOAD, DIRECT_ALLOC"])],
+)
+def test_the_log_says_who_was_granted_direct_modes(
+    serve: Serve, caplog: pytest.LogCaptureFixture, asked: str, said: list[str]
+) -> None:
+    caplog.set_level(logging.INFO, "kbtp.target")
+    _, url = serve(direct=Feature.DIRECT_LOAD | Feature.DIRECT_ALLOC, direct_blocks=4)
+    with kbtp.connect(url, name="prefill 3", direct=asked):
+        pass
+    granted = [record.getMessage() for record in caplog.records if "granted" in record.getMessage()]
+    assert [message.partition("prefill 3: ")[2] for message in granted] == said
+
+
+def test_an_initiator_that_cannot_read_gets_no_direct_mode(serve: Serve) -> None:
+    """Profile 3 "RDMA Reads": whether it is this side's IRD or its own ORD that is zero."""
+    _, url = serve(direct=Feature.DIRECT_LOAD, read_depth=0)
+    with kbtp.connect(url, direct="load") as client:
+        assert not client.features & Feature.DIRECT_LOAD
 
 
 def test_a_refused_hello_is_one_line_in_the_log(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:

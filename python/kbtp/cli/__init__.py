@@ -18,6 +18,7 @@ from kbtp.cli.decode import decode
 from kbtp.cli.keys import keys
 from kbtp.cli.serve import serve
 from kbtp.cli.stat import stat
+from kbtp.cli.wireshark import wireshark
 from kbtp.errors import ApiMisuse, KbtpError
 
 
@@ -34,6 +35,7 @@ def cli(ctx: click.Context) -> None:
       kbtp serve --block-size 1MiB --pool-size 4GiB
       kbtp stat kbtp://127.0.0.1
       kbtp decode session.pcap
+      kbtp wireshark install
       kbtp bench --quick
       kbtp keys new target.keys
       kbtp conformance kbtp://127.0.0.1
@@ -42,7 +44,7 @@ def cli(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for _verb in (serve, stat, decode, bench, keys, conformance):
+for _verb in (serve, stat, decode, wireshark, bench, keys, conformance):
     cli.add_command(_verb)
 
 

@@ -168,7 +168,10 @@ class Ended:
     direct_alloc_is_over: bool = False
 
 
-Step: TypeAlias = ReadStructure | ReadBlock | TakeTicket | Wait | BindTaken | BindSpare | FreeSpare | UseRequest | Ended
+ReadStep: TypeAlias = ReadStructure | ReadBlock | TakeTicket
+"""What counts against the stream's read depth (profile 3 "RDMA Reads")."""
+
+Step: TypeAlias = ReadStep | Wait | BindTaken | BindSpare | FreeSpare | UseRequest | Ended
 
 
 class Sequence(Protocol):

@@ -24,6 +24,7 @@ from kbtp.initiator.direct import (
     Ended,
     FreeSpare,
     ReadBlock,
+    ReadStep,
     ReadStructure,
     Step,
     TakeTicket,
@@ -91,7 +92,7 @@ class DirectCarrier:
         self._structures = rnic.register(bytearray(_STRUCTURE_BYTES * stream.ord_), Access.NONE, pd=pd, stream=stream)
         self._idle_reads = list(range(stream.ord_))
         """Each a place in `_structures`, and the wr_id of what is posted."""
-        self._posted: dict[int, tuple[_Flow, Step]] = {}
+        self._posted: dict[int, tuple[_Flow, ReadStep]] = {}
         self._completed: list[WorkCompletion] = []
         self._loads_max = max(1, min(stream.ord_, DIRECT_LOAD_WINDOW_BYTES // session.ack.block_size))
         self._new_loads: deque[_Flow] = deque()
@@ -184,15 +185,15 @@ class DirectCarrier:
     def post_reads(self, now_s: float) -> None:
         """Post what the stream may have outstanding."""
         posts: list[WorkRequest] = []
-        while self._idle_reads and (flow := self._next_reader()) is not None:
+        while self._idle_reads and (reader := self._next_reader()) is not None:
+            flow, step = reader
             try:
-                post = self._work_request(flow, self._idle_reads[-1])
+                post = self._work_request(flow, step, self._idle_reads[-1])
             except ApiMisuse as error:
                 self._act(flow, Ended(Result(None, flow.operation.handle or 0, error=error)))
                 continue
             flow.sequence.posted(now_s)
-            assert flow.step is not None
-            self._posted[self._idle_reads.pop()] = flow, flow.step
+            self._posted[self._idle_reads.pop()] = flow, step
             posts.append(post)
         if posts:
             try:
@@ -200,13 +201,13 @@ class DirectCarrier:
             except ConnectionLost:
                 return  # its StreamEnded says why, and fails what was just given out
 
-    def _next_reader(self) -> _Flow | None:
+    def _next_reader(self) -> tuple[_Flow, ReadStep] | None:
         """A flow that has a read or FetchAdd to post."""
         while True:
             if self._going_on:
                 flow = self._going_on.popleft()
-                if isinstance(flow.step, ReadStructure | ReadBlock | TakeTicket):
-                    return flow
+                if isinstance(flow.step, ReadStep):
+                    return flow, flow.step
             elif self._new_allocs and len(self._allocs) < self._session.ack.request_credits:
                 self._begin_alloc(self._new_allocs.popleft())
             elif self._new_loads and len(self._loads) < self._loads_max:
@@ -214,8 +215,8 @@ class DirectCarrier:
             else:
                 return None
 
-    def _work_request(self, flow: _Flow, place: int) -> WorkRequest:
-        match flow.step:
+    def _work_request(self, flow: _Flow, step: ReadStep, place: int) -> WorkRequest:
+        match step:
             case TakeTicket(stag, to, add_data, add_mask):
                 return FetchAdd(place, stag, to, add_data, add_mask)
             case ReadBlock(stag, to, length_bytes):
@@ -223,8 +224,6 @@ class DirectCarrier:
             case ReadStructure(stag, to):
                 sink = Sge(self._structures, _STRUCTURE_BYTES * place, _STRUCTURE_BYTES)
                 return RdmaRead(place, sink, stag, to)
-            case step:
-                raise AssertionError(f"{step} is no read")
 
     def _piece(self, flow: _Flow, length_bytes: int) -> Sge:
         """The first octets of the caller's buffer. The target needs no right to them: the reads and writes are ours."""

@@ -261,7 +261,8 @@ class Server:
         stopping = self._stop.is_set()
         events = self._channel.poll(0)
         now_s = self._clock()
-        if not events and self._stop.is_set() == stopping:  # else that poll may have used up the wake that told so
+        told = self._keys_requested or self._stop.is_set() != stopping
+        if not events and not told:  # else that poll may have used up the wake that told so
             timeout_s = max(0.0, min(self.target.next_deadline_s(), until_s, now_s + limits.MAX_WAIT_S) - now_s)
             events = self._channel.poll(timeout_s)
             now_s = self._clock()

@@ -43,7 +43,7 @@ class Target:
         self.has_actions: set[Session] = set()
         self.now_s = 0.0
         self._successors: dict[Identity, Session] = {}
-        """Whose HELLO is answered once the session that has the identity is gone."""
+        """Whose HELLO is answered once the session that has the identity is gone, unless it is gone itself."""
         self._free_deadlines_s: dict[int, float] = {}
 
     def open_session(
@@ -77,8 +77,6 @@ class Target:
         self.sessions.discard(session)
         session.end()
         self.has_actions.discard(session)
-        for identity in [identity for identity, successor in self._successors.items() if successor is session]:
-            del self._successors[identity]
         if session.identity is not None:
             successor = self._successors.pop(session.identity, None)
             if successor is None or not successor.succeed(session.identity):
@@ -86,9 +84,9 @@ class Target:
 
     def replace(self, identity: Identity, successor: Session) -> None:
         """End the session that has `identity`, or waits for it; `successor` has it once that is over (profile 3)."""
-        for session in self.sessions:
-            if session.identity is identity or session is self._successors.get(identity):
-                session.replaced()
+        waiting = self._successors.get(identity)
+        present = waiting or next(session for session in self.sessions if session.identity is identity)
+        present.replaced()
         self._successors[identity] = successor
 
     def replace_keys(self, keys: Keys) -> None:

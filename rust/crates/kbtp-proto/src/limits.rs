@@ -13,8 +13,6 @@ pub const DATA_DESCRIPTOR_BYTES: usize = 16;
 pub const COMPLETION_DESCRIPTOR_BYTES: usize = 16;
 /// Profile 2.
 pub const COMPLETION_BYTES: usize = 40;
-/// Profile 2: a BIND without a Completion Descriptor.
-pub const BIND_BYTES: usize = 40;
 /// Room for Sends that have left but are reported behind an RDMA Write or Read.
 pub const COMPLETIONS_POSTED_PER_CREDIT: usize = 4;
 

@@ -33,6 +33,10 @@ pub(crate) const PARTS_MAX: usize = 256;
 
 const WORD_BYTES: usize = size_of::<u64>();
 
+/// Octets up to so many are read word by word: entries of a table and slots of a ring are. What is longer is blocks, of
+/// which nobody stores words, and copied faster.
+const READ_AS_WORDS_MAX_BYTES: usize = 4096;
+
 /// Octets that can be registered.
 pub struct Buffer {
     address: NonNull<u8>,
@@ -104,6 +108,27 @@ impl Buffer {
             _keepalive: Arc::clone(&self._keepalive),
             ..*self
         }
+    }
+
+    /// `length` of the same octets, from octet `from` on: what a peer may change lies in one region.
+    ///
+    /// # Errors
+    ///
+    /// `Error::ApiMisuse` for no octets, and for any that are not in here.
+    pub fn part(&self, from: usize, length: usize) -> Result<Self, Error> {
+        if length == 0 || from.checked_add(length).is_none_or(|end| end > self.length) {
+            let all = self.length;
+            return Err(Error::misuse(format!(
+                "{length} octets from {from} on: 1 to {all} expected, and all in the buffer"
+            )));
+        }
+        // SAFETY: `from` is less than `length`, so the result is within the buffer's octets.
+        let address = unsafe { self.address.add(from) };
+        Ok(Self {
+            address,
+            length,
+            ..self.share()
+        })
     }
 
     /// Its octets to the start of `into`, as many as both have.
@@ -330,7 +355,7 @@ impl Memories {
         Some(update(word, operate))
     }
 
-    /// Append the octets of `span` to `into`, each aligned word of them read in one load, in the order of addresses: who
+    /// Append the octets of `span` to `into`. Of a few, each aligned word is read in one load, in the order of addresses: who
     /// stores words meanwhile, as the owner of a table or a ring does, is seen to have stored whole ones (profile 5).
     fn read(&self, span: Span, into: &mut Vec<u8>) {
         let Some(pointer) = self.locate(span, false) else {
@@ -338,7 +363,7 @@ impl Memories {
         };
         let before = pointer.align_offset(WORD_BYTES).min(span.len as usize);
         let words = (span.len as usize - before) / WORD_BYTES;
-        if words == 0 {
+        if words == 0 || span.len as usize > READ_AS_WORDS_MAX_BYTES {
             return into.extend_from_slice(self.octets(span));
         }
         into.extend_from_slice(self.octets(span.part(0, before as u32)));
@@ -507,11 +532,12 @@ mod tests {
     #[test]
     fn octets_are_read_from_wherever_they_begin_and_end() {
         let mut memories = Memories::default();
-        let region = memories.insert(Buffer::zeroed(40).unwrap(), false);
-        let all: Vec<u8> = (0..40).collect();
-        RegisteredOctets(&memories).write(span(region, 0, 40), &all);
+        let long = READ_AS_WORDS_MAX_BYTES + 40;
+        let region = memories.insert(Buffer::zeroed(long).unwrap(), false);
+        let all: Vec<u8> = (0..long).map(|n| n as u8).collect();
+        RegisteredOctets(&memories).write(span(region, 0, long as u32), &all);
         for from in 0..=16 {
-            for to in from..=40 {
+            for to in (from..=40).chain(long - 8..=long) {
                 let mut out = vec![99];
                 RegisteredOctets(&memories).read(span(region, from as u64, (to - from) as u32), &mut out);
                 assert_eq!((out[0], &out[1..]), (99, &all[from..to]));
@@ -598,6 +624,19 @@ mod tests {
         assert_eq!(memories.atomic(region, 8, &mut |old| old + 1), Some(5));
         assert_eq!(memories.atomic(region, 4, &mut |old| old + 1), None);
         assert_eq!(memories.atomic(region, 9, &mut |old| old + 1), None);
+    }
+
+    #[test]
+    fn a_part_is_some_of_the_same_octets() {
+        let whole = Buffer::zeroed(16).unwrap();
+        let part = whole.part(8, 8).unwrap();
+        BufferWords::new(part.share()).unwrap().store(0, u64::MAX);
+        let mut octets = [0; 16];
+        whole.read_into(&mut octets);
+        assert_eq!(octets, [[0; 8], [0xFF; 8]].concat()[..]);
+        for (from, length) in [(8, 9), (16, 1), (0, 0), (usize::MAX, 2)] {
+            assert!(matches!(whole.part(from, length), Err(Error::ApiMisuse(_))));
+        }
     }
 
     #[test]

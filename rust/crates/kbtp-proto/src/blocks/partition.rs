@@ -4,6 +4,7 @@
 //! nor the ring are shared: whatever it does to Head, every ticket there is its own.
 
 use std::collections::hash_map::Entry as Place;
+use std::fmt;
 
 use super::counter::{CounterForm, ring_order_for};
 use super::pool::Pool;
@@ -58,6 +59,12 @@ impl PartitionBlocks {
 pub struct Partition {
     blocks: Pool,
     pub(super) ring: FreeBlockRing,
+}
+
+impl fmt::Debug for Partition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Partition({:?}, {} free)", self.blocks, self.free_count())
+    }
 }
 
 impl Partition {

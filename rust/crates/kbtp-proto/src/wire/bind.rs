@@ -1,8 +1,11 @@
 //! BIND (draft 6.6), as far as it is judged where it is left to others: who asks, for which handle, under which ticket.
 
 use super::header::{CommonHeader, Fields, WireFormatError};
-use crate::limits::{BIND_BYTES, COMMON_HEADER_BYTES};
+use crate::limits::COMMON_HEADER_BYTES;
 use crate::types::{Opcode, RequestFlag, Ticket};
+
+/// Ticket, Data Length and Block Offset (profile 2).
+const BODY_BYTES: usize = 16;
 
 /// A well-formed BIND without RECORD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +33,7 @@ impl Bind {
         }
         let mut body = Fields(head.get(COMMON_HEADER_BYTES..).ok_or(CUT_SHORT)?);
         let ticket = u32::from_be_bytes(body.next().ok_or(CUT_SHORT)?);
-        if length_bytes as usize != BIND_BYTES {
+        if length_bytes as usize != COMMON_HEADER_BYTES + BODY_BYTES {
             return Err(CUT_SHORT);
         }
         Ok(Self {

@@ -253,3 +253,122 @@ proptest! {
         machine.finish();
     }
 }
+
+// --- a peer that keeps no rule (profile 6.9) ---
+
+/// The target's steps, while Head is set to anything between two of them.
+struct Hostile {
+    memories: Memories,
+    ring: FreeBlockRing,
+    form: CounterForm,
+    blocks: Vec<u64>,
+    held: BTreeSet<u64>,
+}
+
+impl Hostile {
+    fn new(f: u32, first: u32, masked: bool) -> Self {
+        let Machine {
+            memories,
+            ring,
+            form,
+            blocks,
+            ..
+        } = Machine::new(f, first, masked);
+        Self {
+            memories,
+            ring,
+            form,
+            blocks,
+            held: BTreeSet::new(),
+        }
+    }
+
+    fn step(&mut self, step: u8, pick: usize, noise: u64) {
+        match step {
+            // By so many tickets, forth or back; now and then no FetchAdd could have made it.
+            0 => {
+                let ticket = self.form.ticket_of(self.memories.counters().0);
+                let moved = self.form.encode(ticket.wrapping_add(pick as u32).wrapping_sub(6));
+                let value = if noise & 7 == 0 { moved ^ noise >> 32 } else { moved };
+                self.memories.head[0].store(value, Ordering::SeqCst);
+            }
+            1 => {
+                if let Some(block) = self.ring.allocate() {
+                    self.take(block);
+                }
+            }
+            2 => {
+                if let Some(block) = nth(&self.held, pick) {
+                    self.ring.free(block).unwrap();
+                    self.held.remove(&block);
+                }
+            }
+            3 => {
+                let outstanding = self.ring.outstanding_tickets().unwrap_or_default();
+                if let Some(at) = pick.checked_rem(outstanding.len()) {
+                    self.consume(outstanding[at]);
+                }
+            }
+            _ => self.ring.restore_head(),
+        }
+    }
+
+    fn consume(&mut self, ticket: u32) -> u64 {
+        assert_eq!(self.ring.is_outstanding(ticket), Ok(true));
+        let block = self.ring.read_slot(ticket).unwrap();
+        self.ring.consume(ticket).unwrap();
+        self.take(block);
+        block
+    }
+
+    fn take(&mut self, block: u64) {
+        assert!(self.held.insert(block), "{block:#x} is handed out twice");
+    }
+
+    fn check(&self) {
+        let contents = self.memories.slot_contents();
+        let in_slots: Vec<_> = contents
+            .iter()
+            .map(|slot| slot.1)
+            .filter(|&block| block != EMPTY)
+            .collect();
+        let once: BTreeSet<_> = in_slots.iter().chain(&self.held).collect();
+        assert_eq!(once.len(), in_slots.len() + self.held.len());
+        assert_eq!(once.len() + self.ring.deferred_count(), self.blocks.len());
+        assert_eq!(self.ring.free_count() as usize + self.held.len(), self.blocks.len());
+    }
+
+    /// Once the peer can move Head no more, every block can be had again.
+    fn finish(&mut self) {
+        self.ring.restore_head();
+        while let Some(&ticket) = self.ring.outstanding_tickets().unwrap().first() {
+            let block = self.consume(ticket);
+            self.ring.free(block).unwrap();
+            self.held.remove(&block);
+        }
+        assert_eq!(self.ring.unbound_count(), 0);
+        while let Some(block) = self.ring.allocate() {
+            self.take(block);
+        }
+        assert_eq!(self.held.iter().copied().collect::<Vec<_>>(), self.blocks);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    #[test]
+    fn whatever_is_done_to_head_no_block_is_lost_or_handed_out_twice(
+        f in prop::sample::select(vec![4, 3, 1]),
+        first in prop::sample::select(vec![0, u32::MAX, u32::MAX - 4]),
+        masked: bool,
+        steps in prop::collection::vec((0_u8..5, 0_usize..12, any::<u64>()), 0..60),
+    ) {
+        let mut hostile = Hostile::new(f, first, masked);
+        for (step, pick, noise) in steps {
+            hostile.step(step, pick, noise);
+            hostile.check();
+        }
+        hostile.finish();
+    }
+}

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // in the helpers of tests too
 
 mod counter;
+mod direct;
 mod handles;
 mod interleavings;
 mod pool;

@@ -1,16 +1,19 @@
-//! Any order of calls: two initiators with ranges of their own, on three blocks, against a model that knows what each
-//! handle holds.
+//! Any order of calls: two initiators with ranges of their own, on three blocks, and one that allocates by itself too, on
+//! two of its own, against a model that knows what each handle holds.
 
 use std::collections::BTreeMap;
 
-use kbtp_proto::blocks::{Allocation, Entry, FreeToken, Freeing, Pin};
+use kbtp_proto::blocks::{Allocation, Binding, Entry, FreeToken, Freeing, Pin};
 use kbtp_proto::types::{EntryFlag, Status};
 use proptest::prelude::*;
 
-use crate::store::{BASE, HANDLES, Made, PREFILL, make, unbound};
+use crate::direct::{DIRECT, Made, Peer, block as block_offset_of, make, open};
+use crate::store::{BASE, HANDLES, PREFILL, unbound};
 
 const DECODE: u64 = 2;
-const PLACES: [u64; 4] = [BASE, BASE + 1, BASE + 4, BASE + 5];
+const SHARED: u32 = 3;
+const OWN: u32 = 2;
+const PLACES: [u64; 7] = [BASE, BASE + 1, BASE + 4, BASE + 5, BASE + 6, BASE + 7, BASE + 6];
 
 struct Machine {
     made: Made,
@@ -19,6 +22,9 @@ struct Machine {
     /// Block, length and sealed, by handle.
     bound: BTreeMap<u64, (u64, u32, bool)>,
     filling: BTreeMap<u64, u64>,
+    peer: Peer,
+    /// Tickets that the peer has taken and not bound.
+    out: Vec<u32>,
     pins: Vec<Pin>,
     /// Block, holder and the number of the FREE that waits, oldest first.
     waiting: Vec<(u64, u64, u64)>,
@@ -28,7 +34,11 @@ struct Machine {
 }
 
 fn holder(handle: u64) -> u64 {
-    if handle < BASE + 4 { PREFILL } else { DECODE }
+    match handle - BASE {
+        0..4 => PREFILL,
+        4..6 => DECODE,
+        _ => DIRECT,
+    }
 }
 
 fn key<V: Copy>(map: &BTreeMap<u64, V>, pick: usize) -> Option<(u64, V)> {
@@ -38,11 +48,15 @@ fn key<V: Copy>(map: &BTreeMap<u64, V>, pick: usize) -> Option<(u64, V)> {
 
 impl Machine {
     fn new(quotas: (u32, u32), clear: bool, first_ticket: u32) -> Self {
-        let mut made = make(3, quotas.0, clear, first_ticket);
+        let mut made = make(SHARED, OWN, first_ticket, clear);
+        made.store.quotas_mut().grant(PREFILL, quotas.0).unwrap();
         made.store.quotas_mut().grant(DECODE, quotas.1).unwrap();
+        let peer = open(&mut made.store, DIRECT, SHARED, OWN);
         Self {
             made,
-            quota: BTreeMap::from([(PREFILL, quotas.0), (DECODE, quotas.1)]),
+            peer,
+            out: Vec::new(),
+            quota: BTreeMap::from([(PREFILL, quotas.0), (DECODE, quotas.1), (DIRECT, OWN)]),
             generation: (0..HANDLES.count).map(|i| (HANDLES.first + i, 1)).collect(),
             bound: BTreeMap::new(),
             filling: BTreeMap::new(),
@@ -83,26 +97,94 @@ impl Machine {
             3 => self.commit_store(pick, length, seal),
             4 => self.begin_load(pick),
             5 => self.end_load(pick),
-            _ => self.begin_free(pick),
+            6 => self.begin_free(pick),
+            7 => self.take_ticket(),
+            8 => self.bind_ticket(pick, length, seal),
+            _ => self.reclaim_ticket(pick),
         }
     }
+
+    /// Draft 3.4: its tickets are usage too.
+    fn has_room(&self, who: u64) -> bool {
+        let tickets = if who == DIRECT { self.out.len() as u32 } else { 0 };
+        self.usage(who) + tickets < self.quota[&who]
+    }
+
+    fn is_nowhere(&self, block: u64) -> bool {
+        let in_use = self.filling.values().chain(self.bound.values().map(|bound| &bound.0));
+        let waiting = self.waiting.iter().map(|free| &free.0);
+        in_use.chain(waiting).all(|&other| other != block) && self.pinned(block).is_empty()
+    }
+
+    // --- what the peer does by itself ---
+
+    fn take_ticket(&mut self) {
+        if self.has_room(DIRECT) {
+            self.out.push(self.peer.take());
+        }
+    }
+
+    fn slot(&mut self, ticket: u32) -> Option<u64> {
+        let block = self.made.store.partition(DIRECT).unwrap().read_slot(ticket)?;
+        assert!(block >= block_offset_of(SHARED.into()) && self.is_nowhere(block));
+        Some(block)
+    }
+
+    fn bind_ticket(&mut self, pick: usize, length: u32, seal: bool) {
+        let unbound = [BASE + 6, BASE + 7].into_iter();
+        let mut unbound = unbound.filter(|place| !self.bound.contains_key(place) && !self.filling.contains_key(place));
+        let (Some(handle), Some(at)) = (unbound.next(), pick.checked_rem(self.out.len())) else {
+            return;
+        };
+        let ticket = self.out[at];
+        let block = self.slot(ticket);
+        let named = block.unwrap_or(block_offset_of(SHARED.into()));
+        let binding = self.made.store.bind_ticket(handle, DIRECT, ticket, named, length, seal);
+        match (block, binding.unwrap()) {
+            (Some(block), Binding::Bound(entry)) => {
+                self.out.remove(at);
+                self.next_generation(handle);
+                assert_eq!(
+                    (entry.block_offset, entry.generation),
+                    (block, self.generation[&handle])
+                );
+                self.bound.insert(handle, (block, length, seal));
+            }
+            // A ticket whose block is not there is nobody's yet: it counts as any other.
+            other if self.has_room(DIRECT) => assert_eq!(other, (None, Binding::Refused(Status::TicketMismatch))),
+            other => assert_eq!(other, (None, Binding::Refused(Status::NoSpace))),
+        }
+    }
+
+    fn reclaim_ticket(&mut self, pick: usize) {
+        let Some(at) = pick.checked_rem(self.out.len()) else {
+            return;
+        };
+        if let Some(block) = self.slot(self.out[at]) {
+            assert_eq!(self.made.store.reclaim_ticket(DIRECT, self.out[at]), Ok(block));
+            self.out.remove(at);
+            self.returned += 1;
+        }
+    }
+
+    // --- what the target does ---
 
     fn begin_alloc_store(&mut self, handle: u64) {
         if self.bound.contains_key(&handle) || self.filling.contains_key(&handle) {
             return;
         }
         let who = holder(handle);
-        let room = self.usage(who) < self.quota[&who];
+        let room = self.has_room(who);
         let block = match self.made.store.begin_alloc_store(handle, who).unwrap() {
             Allocation::Block(block) => block,
+            // Its slot waits for a ticket of the peer's.
+            Allocation::Refused(Status::TargetError) => return assert!(who == DIRECT && room && !self.out.is_empty()),
             // Draft 3.4: within quotas the ring always has a block.
             Allocation::Refused(status) => return assert_eq!((status, room), (Status::NoSpace, false)),
         };
         assert!(room);
-        assert!(self.waiting.iter().all(|free| free.0 != block));
-        assert!(self.filling.values().all(|&other| other != block));
-        assert!(self.bound.values().all(|bound| bound.0 != block));
-        assert!(self.pinned(block).is_empty());
+        assert!(self.is_nowhere(block));
+        assert_eq!(block >= block_offset_of(SHARED.into()), who == DIRECT);
         self.filling.insert(handle, block);
     }
 
@@ -208,8 +290,8 @@ impl Machine {
         }
         assert_eq!(store.bound_handles(HANDLES), Ok(self.bound.keys().copied().collect()));
         let elsewhere = self.bound.len() + self.filling.len() + self.waiting.len();
-        assert_eq!(store.free_blocks() as usize + elsewhere, 3);
-        for who in [PREFILL, DECODE] {
+        assert_eq!(store.free_blocks() as usize + elsewhere, (SHARED + OWN) as usize);
+        for who in [PREFILL, DECODE, DIRECT] {
             assert_eq!(store.quotas().usage(who), self.usage(who));
         }
         let waiting = store.pinned_frees();
@@ -230,7 +312,7 @@ proptest! {
         quotas in prop::sample::select(vec![(3, 0), (2, 1), (1, 1)]),
         first_ticket in prop::sample::select(vec![0, u32::MAX, u32::MAX - 5]),
         clear: bool,
-        steps in prop::collection::vec((0_u8..7, 0_usize..12, 0_u32..=512, any::<bool>()), 0..60),
+        steps in prop::collection::vec((0_u8..10, 0_usize..12, 0_u32..=512, any::<bool>()), 0..80),
     ) {
         let mut machine = Machine::new(quotas, clear, first_ticket);
         for (step, pick, length, seal) in steps {

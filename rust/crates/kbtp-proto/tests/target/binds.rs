@@ -1,6 +1,5 @@
 //! BIND is Python's, and has its turn on its handle all the same (profile 3 "Same handle, same session", 6.11).
 
-use kbtp_proto::limits::BIND_BYTES;
 use kbtp_proto::target::{PuntReason, Session};
 use kbtp_proto::types::{Opcode, RequestFlag, Status};
 use kbtp_proto::wire::{Bind, CommonHeader, HEAD_BYTES_MAX, Operation};
@@ -21,7 +20,7 @@ fn message(handle: u64, ticket: u32) -> Vec<u8> {
     };
     let mut octets = header.pack().to_vec();
     octets.extend(ticket.to_be_bytes());
-    octets.resize(BIND_BYTES, 0);
+    octets.resize(40, 0); // profile 1
     octets
 }
 

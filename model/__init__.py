@@ -1,0 +1,1 @@
+"""Models of the free-block ring and of what races with it, for Spin; `python -m model` checks them all."""

@@ -1,0 +1,84 @@
+"""`kbtp wireshark`: the KBTP dissector, put into Wireshark's folder of plugins and taken out again."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from importlib import resources
+from pathlib import Path
+
+import click
+
+FILE_NAME = "kbtp.lua"
+CANNOT = 2
+_ASK_TIMEOUT_S = 30.0
+_FOLDER_KIND = "Personal Lua Plugins:"
+_USUAL_FOLDER = Path(".local/lib/wireshark/plugins")
+
+_folder = click.option(
+    "--folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The folder of Lua plugins; without it, the one that tshark names.",
+)
+
+
+class _CannotDo(click.ClickException):
+    exit_code = CANNOT
+
+
+@click.group(short_help="Install the Wireshark dissector for KBTP.")
+def wireshark() -> None:
+    """Install or remove the dissector that shows KBTP in Wireshark and tshark.
+
+    It shows requests, completions, HELLO and HELLO_ACK on top of Wireshark's own iWARP dissectors: filter by `kbtp`.
+    """
+
+
+@wireshark.command(short_help="Put the dissector into Wireshark's folder of plugins.")
+@_folder
+@click.option("--print", "only_print", is_flag=True, help="Say where it would be, and write nothing.")
+def install(folder: Path | None, only_print: bool) -> None:
+    """Put the dissector into the folder of Lua plugins, over an older one too; Wireshark loads it when it starts."""
+    path = (folder or _plugin_folder()) / FILE_NAME
+    if not only_print:
+        if path.exists() and not _is_ours(path):
+            raise _CannotDo(f"{path} is there and is something else")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(dissector())
+        except OSError as error:
+            raise _CannotDo(f"{path}: {error.strerror}") from error
+    click.echo(path)
+
+
+@wireshark.command(short_help="Remove the dissector again.")
+@_folder
+def remove(folder: Path | None) -> None:
+    """Remove the dissector from the folder of Lua plugins."""
+    path = (folder or _plugin_folder()) / FILE_NAME
+    if not path.exists():
+        raise click.ClickException(f"{path} is not there")
+    if not _is_ours(path):
+        raise _CannotDo(f"{path} is something else")
+    path.unlink()
+    click.echo(path)
+
+
+def dissector() -> str:
+    """The Lua source."""
+    return (resources.files("kbtp") / "wireshark" / FILE_NAME).read_text()
+
+
+def _is_ours(path: Path) -> bool:
+    return path.read_text(errors="replace").partition("\n")[0] == dissector().partition("\n")[0]
+
+
+def _plugin_folder() -> Path:
+    if tshark := shutil.which("tshark"):
+        asked = subprocess.run(
+            [tshark, "-G", "folders"], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=False
+        )
+        for line in asked.stdout.splitlines():
+            if line.startswith(_FOLDER_KIND):
+                return Path(line.removeprefix(_FOLDER_KIND).strip())
+    return Path.home() / _USUAL_FOLDER
