@@ -30,8 +30,8 @@ MARGIN_S = 2.0  # on top of the time that a peer says it waits
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How the peer under test is configured. `keys` are those of the target that we may use; `patience` times as long as
-    usual is waited for what it should do."""
+    """How the peer under test is configured. `keys` are those of the target that we may use; `patience` times as
+    long as usual is waited for what it should do."""
 
     has: frozenset[str] = frozenset({"no-keys"})
     namespace: bytes = b""
