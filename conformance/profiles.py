@@ -9,8 +9,9 @@ from typing import Any
 from kbtp.conformance.case import Case
 from kbtp.conformance.setup import Setup
 
-SHORT_S = 1.0
-BIG_DRAIN_S = 3.0  # a big block has to get through in that
+SHORT_S = 2.0
+PATIENCE = 4.0  # with machines that do other things meanwhile
+BIG_DRAIN_S = 4.0  # a big block has to get through in that
 FAST = {"hello_timeout_s": SHORT_S, "drain_s": SHORT_S, "linger_s": SHORT_S, "ticket_timeout_s": SHORT_S}
 
 
@@ -32,7 +33,7 @@ class Profile:
     mpa: str = ""
 
     def setup(self, **more: Any) -> Setup:
-        return Setup(has=self.has, namespace=self.namespace.encode(), **{**self.times, **more})
+        return Setup(has=self.has, namespace=self.namespace.encode(), patience=PATIENCE, **{**self.times, **more})
 
 
 TIMES = {"mpa_timeout_s": SHORT_S, "hello_timeout_s": SHORT_S, "drain_s": SHORT_S, "linger_s": SHORT_S}

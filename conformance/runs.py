@@ -25,7 +25,7 @@ from kbtp.limits import KEY_SECRET_MIN_BYTES, MPA_REQUEST_TIMEOUT_S
 from kbtp.types import Feature
 
 RNICS = ("native", "reference")
-AT_ONCE = 6
+AT_ONCE = 5
 STOP_S = 10.0
 
 

@@ -4,7 +4,7 @@
  *
  * Property: the value is what the draft says for each ticket, through two wraps of it (the assertion).
  *
- * ORDER=0 takes the smallest ring out of profile 5 and into draft 3.3: N = 2^0 is a power of two not smaller than F = 1.
+ * ORDER=0 is a ring that draft 3.3 allows and profile 5 does not: N = 2^0 is a power of two not smaller than F = 1.
  */
 #ifndef ORDER
 #define ORDER 1

@@ -1,15 +1,16 @@
 /*
- * Direct allocation (draft 6.6) on a session's own ring: BIND, FREE, ticket timeout and reclaim, and the allocations that
- * the target executes on the same ring for the same session (profile 6.10).
+ * Direct allocation (draft 6.6) on a session's own ring: BIND, FREE, ticket timeout and reclaim, and the allocations
+ * that the target executes on the same ring for the same session (profile 6.10).
  *
  * ALLOCATORS of one session, which together keep its quota of F blocks, allocate directly: FetchAdd on Head; the slot
- * twice, its two halves in any order; the block by an RDMA Write; BIND. Then FREE, perhaps. Each may stop for good with a
- * ticket (where tickets time out) or with a block. The operations of one allocator come one after the other, those of several in any
- * order. An STag that is gone stops whoever uses it; that its stream ends changes nothing more here.
+ * twice, its two halves in any order; the block by an RDMA Write; BIND. Then FREE, perhaps. Each may stop for good
+ * with a ticket (where tickets time out) or with a block. The operations of one allocator come one after the other,
+ * those of several in any order. An STag that is gone stops whoever uses it; that its stream ends changes nothing
+ * more here.
  *
- * Properties: an RDMA Write hits only the block that the writer's ticket is for; a block leaves the ring once for each time
- * it came; a BIND that came in time is served (the assertions). At the end no ticket is left over, no free is deferred
- * and nobody waits (`Judge`).
+ * Properties: an RDMA Write hits only the block that the writer's ticket is for; a block leaves the ring once for
+ * each time it came; a BIND that came in time is served (the assertions). At the end no ticket is left over, no free
+ * is deferred and nobody waits (`Judge`).
  *
  * A rule is taken out with
  *   NO_CONFIRM           the slot is read once (draft 6.6 has the second read)
@@ -20,7 +21,8 @@
  *   ABANDON_RECEIVED     a ticket may be abandoned while its BIND waits to be processed (profile 6.11)
  *   HOLD_AND_WAIT        no BIND while another ticket's slot is waited for (profile 6.11)
  *   TAKEN_WITHIN_N       a ticket counts as taken only if it is at most N behind Head (profile 8.10)
- *   FORGET_TICKET        the target forgets a ticket of its own if a peer's FetchAdd took the block from it (profile 6.10)
+ *   FORGET_TICKET        the target forgets a ticket of its own if a peer's FetchAdd took the block from it (profile
+ *                        6.10)
  */
 #ifndef N
 #define N 2
@@ -186,7 +188,7 @@ end_reclaimed:
     false
 }
 
-/* ALLOC_STORE of the same session: no ticket is taken but for a block that is there, unless a FetchAdd comes between. */
+/* ALLOC_STORE of the same session: a ticket is taken for a block that is there, unless a FetchAdd comes between. */
 proctype Own() {
     byte b;
     do

@@ -1,21 +1,24 @@
 /*
- * Direct load (draft 6.6, profile 6.3): entry, block, entry by RDMA Read, each in two halves in any order, while the owners
- * of two handles bind and free.
+ * Direct load (draft 6.6, profile 6.3): entry, block, entry by RDMA Read, each in two halves in any order, while the
+ * owners of two handles bind and free.
  *
- * Of an entry, the first half is Flags, Generation and Data Length, the second the Block Offset, which a FREE leaves as it is
- * (the draft says nothing of it). Here the entry is read a third time, beside the block, and all three must be equal: then
- * the generation was VALID from the first read to the last, and the Block Offset of the second cannot be another's.
+ * Of an entry, the first half is Flags, Generation and Data Length, the second the Block Offset, which a FREE leaves
+ * as it is (the draft says nothing of it). Here the entry is read a third time, beside the block, and all three must
+ * be equal: then the generation was VALID from the first read to the last, and the Block Offset of the second cannot
+ * be another's.
  *
- * ASCENDING: the responder always reads the first half before the second, as both RNICs here do; then two reads are enough.
+ * ASCENDING: the responder always reads the first half before the second, as both RNICs here do; then two reads are
+ * enough.
  *
  * Property: what the reader takes for good is the data of the handle and generation it read (the assertion).
  *
  * A rule is taken out with
  *   DRAFT_6_3      two reads of the entry, and VALID, SEALED and Generation compared
- *   TWO_READS      two reads of the entry, and all 16 octets compared (profile 6.3, as first written)
- *   GENERATIONS=1  one generation, over and over: 2^16 bindings and frees pass between two reads of the entry (profile 6.3
- *                  has the reader discard what took longer than 100 ms)
- *   OWNER_WRITES   the owner writes to its sealed block through the Partition STag of a direct allocation (profile 6.12)
+ *   TWO_READS      two reads of the entry, and all 16 octets compared (profile 6.3)
+ *   GENERATIONS=1  one generation, over and over: 2^16 bindings and frees pass between two reads of the entry
+ *                  (profile 6.3 has the reader discard what took longer than 100 ms)
+ *   OWNER_WRITES   the owner writes to its sealed block through the Partition STag of a direct allocation (profile
+ *                  6.12)
  */
 #define HANDLES 2
 #define BLOCKS 2

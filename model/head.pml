@@ -1,13 +1,15 @@
 /*
- * A hostile initiator and the Head of its own ring (profile 6.9, 8.10): it does any atomic operation on Head, not only the
- * FetchAdds of draft 3.3, and sends BIND for any ticket and block. The target meanwhile allocates from the ring for the
- * same session (profile 6.10), serves BIND and FREE, and looks at Head now and then.
+ * A hostile initiator and the Head of its own ring (profile 6.9, 8.10): it does any atomic operation on Head, not
+ * only the FetchAdds of draft 3.3, and sends BIND for any ticket and block. The target meanwhile allocates from the
+ * ring for the same session (profile 6.10), serves BIND and FREE, and looks at Head now and then.
  *
- * Properties: the target uses no address outside the ring; a block leaves the ring once for each time it came; a look ends
- * the stream if the peer's FetchAdds took more tickets than blocks were offered, and never if they did not (the assertions).
+ * Properties: the target uses no address outside the ring; a block leaves the ring once for each time it came; a
+ * look ends the stream if the peer's FetchAdds took more tickets than blocks were offered, and never if they did not
+ * (the assertions).
  *
  * A rule is taken out with
- *   DRAFT_6_9   the target takes a slot's address from the Slot Offset, as draft 3.3 says it can, and does not look at Head
+ *   DRAFT_6_9   the target takes a slot's address from the Slot Offset, as draft 3.3 says it can, and does not look
+ *               at Head
  *   ANY_BIND    a BIND may be of a ticket that nobody took (draft 6.6 does not ask), or that the target took for itself
  *   TWO_OWNERS  a BIND may be checked between the two stores that write a slot, Block Offset and Sequence
  */
@@ -67,7 +69,12 @@ proctype Peer() {
     byte value;
 end_idle:
     do
-    :: atomic { !ended && fetch_adds < FETCH_ADDS -> fetch_adds++; printf("peer: FetchAdd, ticket %d\n", head); fetch_add() }
+    :: atomic {
+           !ended && fetch_adds < FETCH_ADDS ->
+           fetch_adds++;
+           printf("peer: FetchAdd, ticket %d\n", head);
+           fetch_add()
+       }
     :: atomic {
            !ended && strikes < STRIKES -> strikes++;
            select(value : 0 .. TICKETS - 1);

@@ -2,8 +2,8 @@
  * LOAD beside FREE and reuse (draft 6.1, 6.4; profile 6.1): the target reads the entry once, and the block leaves it in
  * halves while OWNERS free and bind handles as they like.
  *
- * Property: a LOAD that succeeds has the data that was bound under the generation it names (the assertion), and every FREE
- * completes, even if the reader of its block stops taking octets (no end with a FREE that waits).
+ * Property: a LOAD that succeeds has the data that was bound under the generation it names (the assertion), and
+ * every FREE completes, even if the reader of its block stops taking octets (no end with a FREE that waits).
  *
  * A rule is taken out with
  *   DRAFT_6_1  no pin: a FREE returns the block while a LOAD is still in it

@@ -27,7 +27,7 @@
 
 byte deferred[F];           /* the Tail ticket under which a freed block waits to be written */
 byte written[F];            /* the Tail ticket of a block that is in its slot without it */
-byte taken[ALLOCATORS + 1]; /* the Head ticket of an allocator that has no block for it yet; their numbers begin with 1 */
+byte taken[ALLOCATORS + 1]; /* the Head ticket of an allocator, 1 to ALLOCATORS, that has no block for it yet */
 byte holder[F];             /* of each block: IN_RING, or the number of the allocator that was given it */
 #define IN_RING 0
 

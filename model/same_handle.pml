@@ -1,9 +1,9 @@
 /*
- * FREE of a handle, and BIND of a ticket to the same handle right behind it: the target starts the BIND when the FREE is
- * resolved (profile 3, "Same handle, same session").
+ * FREE of a handle, and BIND of a ticket to the same handle right behind it: the target starts the BIND when the
+ * FREE is resolved (profile 3, "Same handle, same session").
  *
- * The ring has N slots and as many blocks; one block is bound to the handle, under ticket 1, while ticket 0 is taken and not
- * yet bound: the freed block's slot is that of ticket 0.
+ * The ring has N slots and as many blocks; one block is bound to the handle, under ticket 1, while ticket 0 is taken
+ * and not yet bound: the freed block's slot is that of ticket 0.
  *
  * Property: both are completed (no other end).
  *

@@ -169,6 +169,14 @@ MUTANTS = (
     ),
     Mutant(
         "profile 6.3",
+        "a direct load believes two entries that agree, torn or not",
+        _LOAD,
+        "if _has_data(outcome) and not self._seen_again:",
+        "if _has_data(outcome) and self._seen_again:",
+        _LOAD_TESTS,
+    ),
+    Mutant(
+        "profile 6.3",
         "a direct load takes the second entry however late it comes",
         _LOAD,
         "within = now_s - self._first_posted_s <= DIRECT_LOAD_INTERVAL_S",

@@ -100,7 +100,7 @@ def test_a_command_that_ends_at_once_fails_its_cases(tmp_path: Path) -> None:
     for command in (script(tmp_path, ""), [*script(tmp_path, ""), "{url}"]):
         runner = InitiatorRunner(ONE_BY_ONE, Expectations(), initiators_of(shlex.join(command), 1), HERE)
         [result] = runner.run([quick("initiator-hello/hello-is-well-formed")])
-        assert (result.outcome, result.saw) == (Outcome.FAILED, "no connection in time")
+        assert (result.outcome, result.saw) == (Outcome.FAILED, "its end without one")
 
 
 def test_a_command_that_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

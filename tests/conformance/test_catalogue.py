@@ -38,7 +38,8 @@ def test_cases_are_many_and_have_titles(role: Role) -> None:
 
 
 def test_sections_name_documents_that_there_are() -> None:
-    documents = re.compile(r"(RFC (5040|5041|5042|5044|6580|6581|7306)|draft|profile) [\w.]+( (step|rule|item) \d+)?")
+    rfcs = "5040|5041|5042|5044|6580|6581|7306"
+    documents = re.compile(rf"(RFC ({rfcs})|draft|profile) [\w.]+( (step|rule|item|figure) \d+)?")
     for rule in catalogue.rules().values():
         for section in rule.section.split("; "):
             assert documents.fullmatch(section), f"{rule.id}: {section}"

@@ -5,6 +5,7 @@ What it has in common with `kbtp.blocks.BlockStore` is tested in tests/blocks.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -145,3 +146,56 @@ def test_the_pool_must_be_a_region_of_this_rnic() -> None:
 
     with pytest.raises(ApiMisuse, match="must be registered with this RNIC"):
         NativeRnic().create_block_store(Elsewhere(), **NUMBERS, freed=lambda _holder: None)  # type: ignore[arg-type]
+
+
+# --- partitions: memory of this side's that the RNIC is let work on ------------------------------
+
+
+DIRECT = {"block_count": 3, "direct_blocks": 2}
+
+
+def test_what_a_peer_may_be_shown_is_registered_like_any_other_memory() -> None:
+    rnic = NativeRnic()
+    pd = rnic.allocate_pd()
+    pool = rnic.register(bytearray(3 * 512), Access.NONE, pd=pd, base_to=0x10000)
+    store = rnic.create_block_store(pool, **{**NUMBERS, **DIRECT}, freed=lambda _holder: None)
+    partition = store.open_partition("direct", 2)
+    assert partition is not None
+    regions = [
+        rnic.register(store.table_memory, Access.REMOTE_READ, pd=pd),
+        rnic.register(partition.slots, Access.REMOTE_READ, pd=pd),
+        rnic.register(partition.head, Access.REMOTE_ATOMIC, pd=pd),
+    ]
+    assert [region.length for region in regions] == [16 * 8, 16 * 2, 8]
+    bind(store, BASE, "direct")
+    assert bytes(regions[0].view[:16]) == bytes.fromhex("0003 0002 00000004 0000000000010200")
+    assert bytes(regions[1].view) == bytes.fromhex(
+        "00000000 00000000 ffffffffffffffff 00000001 00000000 0000000000010400"
+    )
+    assert int.from_bytes(regions[2].view, sys.byteorder) == 0x0000_0001_0000_0010
+
+
+def test_the_memory_of_a_partition_outlives_it_for_who_holds_it() -> None:
+    store = a_store(**DIRECT)
+    partition = store.open_partition("direct", 2)
+    assert partition is not None
+    slots, head = partition.slots, partition.head
+    store.close_partition("direct")
+    again = store.open_partition("another", 2)
+    assert again is not None
+    bind(store, BASE, "another")
+    assert (bytes(head), bytes(slots[:8])) == (bytes(8), bytes(8))
+    assert again.head.obj is not head.obj
+    with pytest.raises(ApiMisuse, match="has no partition"):
+        partition.audit_head()
+
+
+def test_a_holder_whose_partition_was_closed_is_forgotten() -> None:
+    store = a_store(**DIRECT)
+    for _ in range(3):
+        assert store.open_partition("direct", 2) is not None
+        with pytest.raises(ApiMisuse, match="'direct' has a quota already"):
+            store.quotas.grant("direct", 1)
+        store.close_partition("direct")
+        assert store.quotas.quota("direct") == 0
+    assert store.quotas.grant("direct", 9) == 1

@@ -48,6 +48,8 @@ _TOLD = (Outcome.FAILED, Outcome.BROKEN, Outcome.UNEXPECTED, Outcome.NOT_RUN, Ou
     help="How long the target waits for a peer that does not read.")  # fmt: skip
 @click.option("--linger", type=Seconds(), default=limits.LINGER_S, show_default="1h",
     help="How long blocks outlive their initiator's connection.")  # fmt: skip
+@click.option("--patience", type=click.FloatRange(min=0.1), default=1.0, show_default=True,
+    help="Wait so many times as long for what the peer should do.")  # fmt: skip
 @click.option("--expect", "expectations_file", type=click.Path(path_type=Path, dir_okay=False),
     help="TOML: cases to skip and cases expected to fail, each with its reason.")  # fmt: skip
 @click.option("-k", "words", multiple=True, help="Only cases whose name, rules or sections hold this; may be repeated.")
@@ -58,7 +60,7 @@ _TOLD = (Outcome.FAILED, Outcome.BROKEN, Outcome.UNEXPECTED, Outcome.NOT_RUN, Ou
 @click.pass_context
 def conformance(
     ctx: click.Context, url: str | None, role: str, listen: str | None, command: str | None, has: str, namespace: str,
-    key_file: str | None, mpa_timeout: float, hello_timeout: float, drain: float, linger: float,
+    key_file: str | None, mpa_timeout: float, hello_timeout: float, drain: float, linger: float, patience: float,
     expectations_file: Path | None, words: tuple[str, ...], at_once: int, only_list: bool, as_json: bool,
     junit: Path | None,
 ) -> None:  # fmt: skip
@@ -86,7 +88,7 @@ def conformance(
     every = catalogue.cases()
     expectations = Expectations.read(expectations_file, every) if expectations_file else Expectations()
     keys = () if key_file is None else tuple(read_keys(key_file))
-    setup = Setup(_has(has, command), namespace.encode(), keys, mpa_timeout, hello_timeout, drain, linger)
+    setup = Setup(_has(has, command), namespace.encode(), keys, mpa_timeout, hello_timeout, drain, linger, patience)
     runner: TargetRunner | InitiatorRunner
     if Role(role) is Role.TARGET:
         if url is None or command is not None or listen is not None:

@@ -28,6 +28,10 @@ class Initiator(ABC):
         """Make it connect to `url`."""
 
     @abstractmethod
+    def is_there(self) -> bool:
+        """It has not ended by itself."""
+
+    @abstractmethod
     def outcome(self, within_s: float) -> bool:
         """Whether all of its work succeeded. Raises `Deviation` if it does not come to an end."""
 
@@ -45,6 +49,9 @@ class ByItself(Initiator):
 
     def start(self, url: str) -> None:
         pass
+
+    def is_there(self) -> bool:
+        return True
 
     def outcome(self, within_s: float) -> bool:
         raise Deviation("an initiator that --run starts", "one that connects by itself")
@@ -69,6 +76,9 @@ class ForEachCase(Initiator):
         self._process = subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
+
+    def is_there(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     def outcome(self, within_s: float) -> bool:
         if self._process is None:
@@ -105,6 +115,9 @@ class LineByLine(Initiator):
         self._answer, self._busy = b"", True
         self._process.stdin.write(f"{url}\n".encode())
         self._process.stdin.flush()
+
+    def is_there(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     def outcome(self, within_s: float) -> bool:
         if not self._ended(within_s):

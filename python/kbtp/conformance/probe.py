@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,9 @@ from kbtp.conformance.stream import Stream
 from kbtp.conformance.target_side import TargetSide
 from kbtp.conformance.tcp import Deadline, Tcp
 from kbtp.keys import Key
+
+START_S = 60.0  # for an initiator to start and to connect
+LOOK_AGAIN_S = 0.2
 
 
 class Probe(ABC):
@@ -85,7 +89,9 @@ class TargetProbe(Probe):
 
 
 class InitiatorProbe(Probe):
-    """An initiator is under test; it connects to us. `start` makes it, `outcome` waits for how its work went."""
+    """An initiator is under test; it connects to us. `start` makes it, `is_there` is False once it has ended, `outcome`
+    waits for how its work went. The time of the case begins when it has connected.
+    """
 
     def __init__(
         self,
@@ -93,19 +99,28 @@ class InitiatorProbe(Probe):
         deadline: Deadline,
         listener: socket.socket,
         start: Callable[[], None] | None = None,
+        is_there: Callable[[], bool] = lambda: True,
         outcome: Callable[[float], bool] | None = None,
     ) -> None:
         super().__init__(setup, deadline)
         self._listener = listener
         self._start = start
+        self._is_there = is_there
         self._outcome = outcome
 
     def tcp(self) -> Tcp:
-        """The initiator's next connection."""
-        if self._start is not None:
-            self._start()
-            self._start = None
-        return self.next_tcp("a connection of the initiator")
+        """The initiator's next connection; before the first one it may have to start up."""
+        what = "a connection of the initiator"
+        if self._start is None:
+            return self.next_tcp(what)
+        self._start()
+        self._start = None
+        end_s = time.monotonic() + START_S
+        while (tcp := self._accept(LOOK_AGAIN_S)) is None:
+            if time.monotonic() >= end_s or not self._is_there():
+                raise Deviation(what, "no connection in time" if self._is_there() else "its end without one")
+        self.deadline.restart()
+        return tcp
 
     def limit_mss(self, mss_bytes: int) -> None:
         """Connections from now on are offered no larger TCP segments: what comes is cut small."""
@@ -119,7 +134,10 @@ class InitiatorProbe(Probe):
         return tcp
 
     def next_tcp_or_none(self, *, within_s: float | None = None) -> Tcp | None:
-        self._listener.settimeout(self.deadline.left_s(within_s))
+        return self._accept(self.deadline.left_s(within_s))
+
+    def _accept(self, within_s: float) -> Tcp | None:
+        self._listener.settimeout(within_s)
         try:
             sock, _ = self._listener.accept()
         except TimeoutError:

@@ -36,7 +36,7 @@ def run_case(case: Case, make_probe: MakeProbe, expectations: Expectations, setu
     began_s = time.monotonic()
     probe: Probe | None = None
     try:
-        probe = make_probe(case, Deadline(case.timeout_s))
+        probe = make_probe(case, Deadline(case.timeout_s * setup.patience))
         case.run(probe)
     except Deviation as deviation:
         result = _deviated(case, deviation, expectations.fail_reason(case))
@@ -157,7 +157,12 @@ class InitiatorRunner:
         host, port = listener.getsockname()[:2]
         url = str(Address(host, port))
         return InitiatorProbe(
-            self._setup, deadline, listener, lambda: place.initiator.start(url), place.initiator.outcome
+            self._setup,
+            deadline,
+            listener,
+            lambda: place.initiator.start(url),
+            place.initiator.is_there,
+            place.initiator.outcome,
         )
 
 

@@ -30,7 +30,8 @@ MARGIN_S = 2.0  # on top of the time that a peer says it waits
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How the peer under test is configured. `keys` are those of the target that we may use."""
+    """How the peer under test is configured. `keys` are those of the target that we may use; `patience` times as
+    long as usual is waited for what it should do."""
 
     has: frozenset[str] = frozenset({"no-keys"})
     namespace: bytes = b""
@@ -39,3 +40,4 @@ class Setup:
     hello_timeout_s: float = HELLO_TIMEOUT_S
     drain_s: float = DRAIN_S
     linger_s: float = LINGER_S
+    patience: float = 1.0

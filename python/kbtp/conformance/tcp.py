@@ -17,7 +17,12 @@ class Deadline:
     """When a case is over, whatever it waits for."""
 
     def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
         self._end_s = time.monotonic() + timeout_s
+
+    def restart(self) -> None:
+        """Only now has the case begun."""
+        self._end_s = time.monotonic() + self._timeout_s
 
     def left_s(self, at_most_s: float | None = None) -> float:
         """Seconds left, at least a little, so that what is there already can still be seen."""

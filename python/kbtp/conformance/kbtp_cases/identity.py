@@ -59,11 +59,11 @@ def anonymous_blocks_end_with_the_stream(probe: TargetProbe) -> None:
     """An anonymous initiator's blocks are freed when its stream ends, and are its successor's to find nowhere."""
     other = probe.session()
     owner = probe.session()
-    owner.bind(0, b"soon gone")
-    handle = owner.handle(0)
+    generation = owner.bind(0, b"soon gone").generation
+    handle, lent = owner.handle(0), other.stream.memory.lend(64)
     other.fetch(handle, 64)
     owner.finish()
-    while other.call(other.load(handle, other.stream.memory.lend(64))).status is Status.SUCCESS:
+    while other.call(other.load(handle, lent, generation=generation)).status is Status.SUCCESS:
         if probe.deadline.passed:
             raise Deviation("the blocks of an anonymous initiator freed with its stream", "that they are still bound")
 
@@ -92,14 +92,14 @@ def blocks_linger_and_go(probe: TargetProbe) -> None:
     """After the linger time the identity is gone: its blocks are freed and its next session is a new one."""
     ident = fresh_id()
     owner = probe.session(initiator_id=ident)
-    owner.bind(0, b"lingers")
+    generation = owner.bind(0, b"lingers").generation
     handle = owner.handle(0)
     other = probe.session()
     owner.finish()
     other.fetch(handle, 64)
     other.stream.tcp.expect_silence("the blocks linger", for_s=probe.setup.linger_s + MARGIN_S)
-    status = other.call(other.load(handle, other.stream.memory.lend(64))).status
-    allowed = (Status.NOT_BOUND, Status.HANDLE_OUT_OF_RANGE)
+    status = other.call(other.load(handle, other.stream.memory.lend(64), generation=generation)).status
+    allowed = (Status.NOT_BOUND, Status.HANDLE_OUT_OF_RANGE, Status.GENERATION_MISMATCH)
     expect(status in allowed, "the blocks freed after the linger time", status.name)
     expect(not resumed(probe.session(initiator_id=ident).ack), "a new identity", "RESUMED")
 

@@ -7,7 +7,7 @@ from kbtp.conformance.deviation import Deviation, expect
 from kbtp.conformance.initiator_side import InitiatorSide, Request
 from kbtp.conformance.kbtp_cases.blocks import check_offset, next_generation
 from kbtp.conformance.probe import TargetProbe
-from kbtp.types import RequestFlag, Status
+from kbtp.types import Status
 from kbtp.wire import Completion
 
 GROUP = Group("quota")
@@ -128,10 +128,12 @@ def generations_survive_the_owner(probe: TargetProbe) -> None:
     other = probe.session()
     first.finish()
     while True:
-        completion = other.call(other.load(handle, None, flags=RequestFlag.ALLOW_UNSEALED, generation=generation))
-        if completion.status in (Status.NOT_BOUND, Status.HANDLE_OUT_OF_RANGE):
+        lent = other.stream.memory.lend(64)
+        completion = other.call(other.load(handle, lent, generation=generation))
+        if completion.status is not Status.SUCCESS:
             break
         if probe.deadline.passed:
             raise Deviation("the block of an anonymous initiator freed", completion.status.name)
-    following = next_generation(generation)
-    expect(completion.generation in (0, following), f"Generation {following} after the free", completion.generation)
+    # Another initiator may have bound it since.
+    later = completion.generation == 0 or 1 <= (completion.generation - generation) % 0xFFFF < 1000
+    expect(later, f"a Generation after {generation}", completion.generation)

@@ -165,7 +165,7 @@ def read_that_nobody_answers(probe: TargetProbe) -> None:
     other.goes_on()
 
 
-@GROUP.target("KR5")
+@GROUP.target("KR5", alone=True)
 def response_that_ends_too_early(probe: TargetProbe) -> None:
     """A Read Response shorter than asked never becomes a stored block."""
     other = probe.session()

@@ -33,6 +33,10 @@ pub(crate) const PARTS_MAX: usize = 256;
 
 const WORD_BYTES: usize = size_of::<u64>();
 
+/// Octets up to so many are read word by word: entries of a table and slots of a ring are. What is longer is blocks, of
+/// which nobody stores words, and copied faster.
+const READ_AS_WORDS_MAX_BYTES: usize = 4096;
+
 /// Octets that can be registered.
 pub struct Buffer {
     address: NonNull<u8>,
@@ -351,7 +355,7 @@ impl Memories {
         Some(update(word, operate))
     }
 
-    /// Append the octets of `span` to `into`, each aligned word of them read in one load, in the order of addresses: who
+    /// Append the octets of `span` to `into`. Of a few, each aligned word is read in one load, in the order of addresses: who
     /// stores words meanwhile, as the owner of a table or a ring does, is seen to have stored whole ones (profile 5).
     fn read(&self, span: Span, into: &mut Vec<u8>) {
         let Some(pointer) = self.locate(span, false) else {
@@ -359,7 +363,7 @@ impl Memories {
         };
         let before = pointer.align_offset(WORD_BYTES).min(span.len as usize);
         let words = (span.len as usize - before) / WORD_BYTES;
-        if words == 0 {
+        if words == 0 || span.len as usize > READ_AS_WORDS_MAX_BYTES {
             return into.extend_from_slice(self.octets(span));
         }
         into.extend_from_slice(self.octets(span.part(0, before as u32)));
@@ -528,11 +532,12 @@ mod tests {
     #[test]
     fn octets_are_read_from_wherever_they_begin_and_end() {
         let mut memories = Memories::default();
-        let region = memories.insert(Buffer::zeroed(40).unwrap(), false);
-        let all: Vec<u8> = (0..40).collect();
-        RegisteredOctets(&memories).write(span(region, 0, 40), &all);
+        let long = READ_AS_WORDS_MAX_BYTES + 40;
+        let region = memories.insert(Buffer::zeroed(long).unwrap(), false);
+        let all: Vec<u8> = (0..long).map(|n| n as u8).collect();
+        RegisteredOctets(&memories).write(span(region, 0, long as u32), &all);
         for from in 0..=16 {
-            for to in from..=40 {
+            for to in (from..=40).chain(long - 8..=long) {
                 let mut out = vec![99];
                 RegisteredOctets(&memories).read(span(region, from as u64, (to - from) as u32), &mut out);
                 assert_eq!((out[0], &out[1..]), (99, &all[from..to]));

@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use common::{DEPTH, PATIENCE, options};
 use kbtp_proto::blocks::{Binding, CounterForm, HandleRange, PartitionBlocks, StoreConfig};
-use kbtp_proto::limits::BIND_BYTES;
 use kbtp_proto::mpa::MpaOptions;
 use kbtp_proto::types::{Opcode, RequestFlag, Status};
 use kbtp_proto::wire::{Bind, CommonHeader, Completion, DataDescriptor, Operation, Request};
@@ -508,7 +507,6 @@ impl Initiator {
         octets.extend(ticket.to_be_bytes());
         octets.extend((BLOCK as u32).to_be_bytes());
         octets.extend(block_offset.to_be_bytes());
-        assert_eq!(octets.len(), BIND_BYTES);
         self.ask(octets)
     }
 
