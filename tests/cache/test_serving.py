@@ -75,6 +75,22 @@ def test_the_target_s_url_is_all_a_cache_needs(start: Start) -> None:
         assert cache.put(b"key", b"value") is Outcome.UNAVAILABLE
 
 
+def test_a_target_that_hangs_costs_no_more_than_the_deadline(start: Start) -> None:
+    process, ready = start("--port", "0", "--index")
+    with Cache(ready["index"], timeout_s=0.5) as cache:
+        assert cache.put(b"key", bytes(10_000)) is Outcome.STORED
+        process.send_signal(signal.SIGSTOP)
+        began_s = time.monotonic()
+        assert cache.get_into(b"key", bytearray(10_000)) is None
+        assert cache.put(b"other", b"value") is Outcome.UNAVAILABLE
+        assert time.monotonic() - began_s < DEADLINE_S
+        process.send_signal(signal.SIGCONT)
+        deadline_s = time.monotonic() + DEADLINE_S
+        while cache.get_into(b"key", bytearray(10_000)) is None:
+            assert time.monotonic() < deadline_s
+        assert cache.put(b"other", b"value") is Outcome.STORED
+
+
 def test_targets_share_an_index_and_one_is_drained(start: Start) -> None:
     index = EmbeddedIndex()
     with ExitStack() as stack:

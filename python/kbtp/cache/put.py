@@ -145,7 +145,8 @@ def _store(state: State, puts: Sequence[Put]) -> Plan[None]:
     jobs: dict[Share, list[Put]] = {}
     for put in puts:
         for share in put.shares:
-            jobs.setdefault(share, []).append(put)
+            if share.settled:  # else a new session has begun meanwhile, which frees whatever it does not know
+                jobs.setdefault(share, []).append(put)
     reply: Stored = yield AllocStore(
         {
             share.incarnation: (
