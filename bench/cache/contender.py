@@ -107,7 +107,7 @@ class CacheContender(Peer):
             blocks = octets // block_bytes
             command = python(
                 "kbtp", "serve", "--port", "0", "--json", "--index", "--log-level", "error", "--block-size", str(size),
-                "--pool-blocks", str(blocks), "--spin-us", str(spin_us),
+                "--pool-blocks", str(blocks),
             )  # fmt: skip
             ready = started(Child(command, env=environment(), cpus=cpus)).answer(START_S)
             return {"url": ready["url"], "index": ready["index"], "rnic": "auto", "spin_us": spin_us}

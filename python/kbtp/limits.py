@@ -149,7 +149,7 @@ CACHE_SWEEP_S = 10.0  # how often a writer looks through a page of the index for
 CACHE_MAIL_MAX = 8192  # names a reader remembers to tell an owner, and that wait for an owner
 CACHE_MAIL_TTL_S = 3600
 CACHE_FREE_BATCH = 4096
-CACHE_LOAD_CHUNK_BYTES = 8 << 20  # loaded together; the checksums of one chunk are taken while the next one comes in
+CACHE_LOAD_CHUNK_BYTES = 16 << 20  # loaded together; the checksums of one chunk are taken while the next one comes in
 CACHE_ASIDE_BYTES = 256 * 1024  # checksums of so much are worth another thread
 
 assert COMMON_HEADER_BYTES + DATA_DESCRIPTOR_BYTES == COMPLETION_BYTES

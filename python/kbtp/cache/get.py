@@ -119,17 +119,31 @@ def _load(state: State, gets: Sequence[Get], verify: bool) -> Plan[None]:
         loaded: Loaded | None = replies[incarnation]
         if loaded is None:
             state.counters.target_failures += 1
+        lengths = _Lengths()
         for place, (get, copy) in enumerate(tried):
-            if loaded is not None and _is_whole(state, get, copy, *loaded.places[place]):
+            if loaded is not None and _is_whole(state, get, copy, *loaded.places[place], lengths):
                 _judge(state, get, loaded.checksums[place] if verify else None)
             if get.item is None and not get.copies:
                 get.item = MISS
 
 
-def _is_whole(state: State, get: Get, copy: Copy, results: Results, at: int) -> bool:
+class _Lengths:
+    """The lengths of what was loaded as a list, made once for each of the results."""
+
+    def __init__(self) -> None:
+        self._of: Results | None = None
+        self._lengths: list[int] = []
+
+    def __call__(self, results: Results) -> list[int]:
+        if results is not self._of:
+            self._of, self._lengths = results, results.lengths_bytes.tolist()
+        return self._lengths
+
+
+def _is_whole(state: State, get: Get, copy: Copy, results: Results, at: int, lengths: _Lengths) -> bool:
     """Whether each block of `copy` came as recorded; the results of its blocks are those from `at` on."""
     end = at + len(copy.refs)
-    if results.ok and results.lengths_bytes[at:end].tolist() == [ref.length_bytes for ref in copy.refs]:
+    if results.ok and lengths(results)[at:end] == [ref.length_bytes for ref in copy.refs]:
         return True
     for ref, result in zip(copy.refs, results[at:end], strict=True):
         if result.ok and result.length_bytes == ref.length_bytes:

@@ -16,15 +16,13 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-import numpy as np
-
 from kbtp.limits import BLOCK_SIZE_MAX_BYTES, CACHE_COPIES_MAX, CACHE_RECORD_MAX_BLOCKS, INITIATOR_ID_BYTES
 from kbtp.types import BlockRef
 
 _VERSION = 1
 _HEAD = struct.Struct(f">BB{INITIATOR_ID_BYTES}sQII")
 _INCARNATION = struct.Struct(">Q")
-_BLOCK = np.dtype([("handle", ">u8"), ("generation", ">u2")])
+_BLOCK = struct.Struct(">QH")
 
 
 class BadRecord(ValueError):
@@ -52,8 +50,8 @@ class Record:
     def pack(self) -> bytes:
         parts = [_HEAD.pack(_VERSION, len(self.copies), self.owner, self.length_bytes, self.checksum, self.block_bytes)]
         for copy in self.copies:
-            blocks = np.array([(ref.handle, ref.generation) for ref in copy.refs], _BLOCK)
-            parts += [_INCARNATION.pack(copy.incarnation), blocks.tobytes()]
+            parts.append(_INCARNATION.pack(copy.incarnation))
+            parts += [_BLOCK.pack(ref.handle, ref.generation) for ref in copy.refs]
         return b"".join(parts)
 
     @classmethod
@@ -67,15 +65,15 @@ class Record:
         if not 1 <= block_bytes <= BLOCK_SIZE_MAX_BYTES or copy_count > CACHE_COPIES_MAX:
             raise BadRecord(f"{copy_count} copies in blocks of {block_bytes} octets")
         lengths = block_lengths(length_bytes, block_bytes)
-        copy_bytes = _INCARNATION.size + len(lengths) * _BLOCK.itemsize
+        copy_bytes = _INCARNATION.size + len(lengths) * _BLOCK.size
         if len(octets) != _HEAD.size + copy_count * copy_bytes or bool(copy_count) != bool(lengths):
             raise BadRecord(f"record of {len(octets)} octets for {copy_count} copies of {len(lengths)} blocks")
         copies = []
         for at in range(_HEAD.size, len(octets), copy_bytes):
             (incarnation,) = _INCARNATION.unpack_from(octets, at)
-            blocks = np.frombuffer(octets, _BLOCK, len(lengths), at + _INCARNATION.size).tolist()
-            refs = tuple(BlockRef(handle, gen, length) for (handle, gen), length in zip(blocks, lengths, strict=True))
-            copies.append(Copy(incarnation, refs))
+            blocks = _BLOCK.iter_unpack(octets[at + _INCARNATION.size : at + copy_bytes])
+            refs = [BlockRef(handle, gen, length) for (handle, gen), length in zip(blocks, lengths, strict=True)]
+            copies.append(Copy(incarnation, tuple(refs)))
         return cls(owner, length_bytes, checksum, block_bytes, tuple(copies))
 
 

@@ -36,6 +36,7 @@ else:
 
 _DEFAULTS = TargetConfig()
 _SECTION = "serve"
+PROCESSORS_TO_SPIN_BESIDE_AN_INDEX = 3  # a client's, the target's and the index's
 
 
 def _load_file(ctx: click.Context, _param: click.Parameter, value: Path | None) -> None:
@@ -102,7 +103,8 @@ def _load_file(ctx: click.Context, _param: click.Parameter, value: Path | None) 
     default=limits.RNIC_SPIN_US,
     show_default=True,
     envvar="KBTP_SPIN_US",
-    help="How long an event loop looks for more before it sleeps, in microseconds; 0 costs latency, saves power.",
+    help="How long an event loop looks for more before it sleeps, in microseconds; 0 costs latency, saves power. "
+    "With an index of its own, on fewer than 3 processors, it does so only if told to.",
 )
 @click.option("--index", is_flag=False, flag_value=EMBEDDED, default="", metavar="[URL]", envvar="KBTP_INDEX",
     help="Announce the target in this index; without a URL, in a Valkey server started for it.")  # fmt: skip
@@ -158,7 +160,7 @@ def serve(
     )
     _check_memory(config)
     try:
-        rnic = open_rnic(rnic_name, spin_us=spin_us)
+        rnic = open_rnic(rnic_name, spin_us=_spin_us(spin_us, index))
         server = Server(config, rnic, threads=threads, read_keys=keys_again)
     except (MemoryError, OSError) as error:
         raise click.UsageError(f"cannot allocate a pool of {format_size(config.pool_bytes)}: {error}") from None
@@ -208,6 +210,12 @@ def _pool_blocks(pool_size: int | None, pool_blocks: int | None, block_size: int
     if not 0 < block_size <= pool_size:
         raise ApiMisuse(f"a pool of {pool_size} octets holds no block of {block_size}")
     return pool_size // block_size
+
+
+def _spin_us(spin_us: int, index: str) -> int:
+    """On few processors nobody who was not told to looks for more where the index needs one too."""
+    crowded = index == EMBEDDED and len(os.sched_getaffinity(0)) < PROCESSORS_TO_SPIN_BESIDE_AN_INDEX
+    return 0 if crowded and _rank("spin_us") < 0 else spin_us
 
 
 def _rank(parameter: str) -> int:
