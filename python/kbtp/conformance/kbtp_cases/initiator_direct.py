@@ -153,6 +153,33 @@ def block_changes_with_its_generation(probe: InitiatorProbe) -> None:
     succeed(probe, target)
 
 
+@GROUP.initiator("KNX15", needs=NEEDS)
+def two_torn_reads_that_agree(probe: InitiatorProbe) -> None:
+    """An entry that shows another block's Block Offset twice, and then its own, gives nobody that block's octets."""
+    target = direct(probe)
+    target.run_until("a BIND", lambda came: isinstance(came, Bind))
+    bind = target.requests[-1]
+    target.serve_one(bind)
+    flags, generation, length, offset = target.entry(bind.handle)
+    target.put_entry(bind.handle, flags, generation, length, offset + BLOCK_BYTES)
+    reads = 0
+
+    def torn(step: Step) -> None:
+        nonlocal reads
+        reads += step == Step("entry", bind.handle)
+        if reads == 3:
+            target.put_entry(bind.handle, flags, generation, length, offset)
+
+    target.before_read = torn
+    target.run_until("the second read of the entry", lambda came: reads == 2)
+    came = target.next_step()
+    expect(tries_again(came, bind.handle), "a third read of the entry (profile 6.3)", came)
+    if came is not None and not isinstance(came, Step):
+        target.serve_one(came)
+    target.put_entry(bind.handle, flags, generation, length, offset)
+    succeed(probe, target)
+
+
 BAD_ENTRIES: dict[str, tuple[int, int, int]] = {
     "not-valid": (int(EntryFlag.SEALED), 100, POOL_BASE),
     "not-sealed": (int(EntryFlag.VALID), 100, POOL_BASE),

@@ -63,6 +63,7 @@ INITIATOR_RULES: tuple[Rule, ...] = (
         unobservable="the workload allocates one block at a time",
     ),
     Rule("KNX14", "draft 3.4", "It does not exceed its quota: no ticket is taken beyond it"),
+    Rule("KNX15", "profile 6.3", "Two torn reads of an entry can agree: a third one is to show the same", SHOULD),
     Rule("KNU1", "profile 4", "The HELLO of an initiator with a key ends with an AUTH whose MAC is right"),
     Rule("KNU2", "profile 4", "It ends the stream if a HELLO_ACK lacks a valid AUTH"),
 )
