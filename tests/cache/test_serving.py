@@ -80,6 +80,7 @@ def test_a_target_that_hangs_costs_no_more_than_the_deadline(start: Start) -> No
     with Cache(ready["index"], timeout_s=0.5) as cache:
         assert cache.put(b"key", bytes(10_000)) is Outcome.STORED
         process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # all of its threads have stopped then
         began_s = time.monotonic()
         assert cache.get_into(b"key", bytearray(10_000)) is None
         assert cache.put(b"other", b"value") is Outcome.UNAVAILABLE
@@ -121,6 +122,13 @@ def test_a_target_that_ends_withdraws(start: Start) -> None:
         process.send_signal(signal.SIGTERM)
         process.wait(DEADLINE_S)
         assert index.perform(ListTargets()) == []
+
+
+def test_whoever_listens_everywhere_is_told_where_to_find(start: Start) -> None:
+    _, ready = start("--host", "0.0.0.0", "--port", "0", "--index", "--announce", "localhost")
+    assert ready["index"].startswith("valkey://localhost:")
+    with Cache(ready["index"]) as cache:
+        assert cache.put(b"key", b"value") is Outcome.STORED
 
 
 def test_an_index_that_cannot_be_is_told(start: Start) -> None:

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections import deque
 
+from kbtp.cache.index import valkey_url
 from kbtp.errors import ApiMisuse, KbtpError
 
 log = logging.getLogger("kbtp.index")
@@ -55,8 +56,7 @@ class EmbeddedIndex:
             except KbtpError:
                 if not left:
                     raise
-        bracketed = f"[{host}]" if ":" in host else host
-        self.url = f"valkey://{bracketed}:{self.port}"
+        self.url = valkey_url(host, self.port)
 
     @property
     def pid(self) -> int:

@@ -34,8 +34,12 @@ def index_url(url: str) -> str:
     if urlsplit(url).scheme != SCHEME:
         return url
     address = Address.parse(url)
-    host = f"[{address.host}]" if ":" in address.host else address.host
-    return f"valkey://{host}:{address.port + EMBEDDED_PORT_OFFSET}"
+    return valkey_url(address.host, address.port + EMBEDDED_PORT_OFFSET)
+
+
+def valkey_url(host: str, port: int) -> str:
+    bracketed = f"[{host}]" if ":" in host else host
+    return f"valkey://{bracketed}:{port}"
 
 
 def open_index(url: str, timeout_s: float) -> Index:

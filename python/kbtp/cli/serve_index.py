@@ -11,11 +11,11 @@ from kbtp.address import Address
 from kbtp.cache.announcement import Announcement
 from kbtp.cache.announcer import Announcer
 from kbtp.cache.embedded import EmbeddedIndex
-from kbtp.cache.index import EMBEDDED_PORT_OFFSET, open_index
+from kbtp.cache.index import EMBEDDED_PORT_OFFSET, open_index, valkey_url
 from kbtp.target.server import Server
 
 EMBEDDED = "embedded"
-_WILDCARDS = ("0.0.0.0", "::")
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +32,19 @@ class ServedIndex:
 def serve_index(index: str, announce: str, server: Server, address: Address, asked_port: int) -> ServedIndex:
     """An embedded index is on the port behind the target's, unless the system chose that one. Raises `KbtpError`."""
     with ExitStack() as stack:
-        url = index
+        host = announce or (socket.gethostname() if address.host in _WILDCARDS else address.host)
+        reached = url = index
         if index == EMBEDDED:
             embedded = EmbeddedIndex(address.host, asked_port and address.port + EMBEDDED_PORT_OFFSET)
             stack.callback(embedded.close)
-            url = embedded.url
-        host = announce or (socket.gethostname() if address.host in _WILDCARDS else address.host)
+            reached = valkey_url(_WILDCARDS.get(address.host, address.host), embedded.port)
+            url = valkey_url(host, embedded.port)
         about = Announcement(
             server.target.incarnation,
             str(Address(host, address.port)),
             server.config.block_size_bytes,
             server.config.pool_blocks,
         )
-        local = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-        announcer = Announcer(open_index(local, limits.CACHE_TIMEOUT_S), about)
+        announcer = Announcer(open_index(reached, limits.CACHE_TIMEOUT_S), about)
         stack.callback(announcer.close)
         return ServedIndex(url, stack.pop_all())
