@@ -5,7 +5,6 @@ docs/connectors/lmcache.md has the line of configuration.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.memory_management import MemoryObj
 
 from kbtp import limits
+from kbtp.connectors.lmcache.arena import Arena
 from kbtp.connectors.lmcache.lanes import Lane
 from kbtp.connectors.names import key_of
 from kbtp.connectors.opening import open_cache
@@ -41,9 +41,8 @@ class KbtpL2Adapter(L2AdapterInterface):
         self._serialized = bool(options.pop("serialized", False))
         self._shapeless_seen = False
         self._cache = open_cache(options)
-        self._arena = _Arena(l1_memory_desc)
-        if self._arena.octets is not None:
-            self._cache.register(self._arena.octets)
+        self._arena = Arena(l1_memory_desc.ptr, l1_memory_desc.size) if l1_memory_desc else Arena(0, 0)
+        self._arena.register(self._cache)
         self._troubles = Troubles(log)
         wait_s = float(options.get("timeout_s", limits.CACHE_TIMEOUT_S))
         self._stores: Lane[L2StoreResult] = Lane("store", wait_s, self._troubles)
@@ -149,24 +148,6 @@ class KbtpL2Adapter(L2AdapterInterface):
         for lane in (self._stores, self._lookups, self._loads):
             lane.close()
         self._cache.close()
-
-
-class _Arena:
-    """LMCache's first level, one piece of memory: what lies in it is used in place."""
-
-    def __init__(self, described: L1MemoryDesc | None) -> None:
-        self.octets: memoryview | None = None
-        if described is not None:
-            self._start = described.ptr
-            self.octets = memoryview((ctypes.c_ubyte * described.size).from_address(described.ptr)).cast("B")
-
-    def octets_of(self, one: MemoryObj) -> memoryview:
-        if self.octets is not None:
-            start = one.data_ptr - self._start
-            end = start + one.get_size()
-            if 0 <= start <= end <= len(self.octets):
-                return self.octets[start:end]
-        return memoryview(one.byte_array).cast("B")
 
 
 def _shapeless(shapes: Sequence[Sequence[int]]) -> bool:

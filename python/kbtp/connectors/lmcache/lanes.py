@@ -1,4 +1,4 @@
-"""Tasks as LMCache's controllers want them: handed in, told of by an event, and their results asked for later."""
+"""Tasks in threads of their own, for who must not wait and must not see an exception."""
 
 from __future__ import annotations
 
@@ -17,30 +17,25 @@ T = TypeVar("T")
 _ids = itertools.count()  # unique over lanes too
 
 
-class Lane(Generic[T]):
-    """Tasks of one kind, one after the other in a thread of their own. Nothing is raised to who hands one in."""
+class Turns:
+    """Tasks of one kind, one after the other. Nothing is raised to who hands one in."""
 
     def __init__(self, name: str, wait_s: float, troubles: Troubles) -> None:
         """A task that has waited `wait_s` for those before it is given up: whoever handed it in has a deadline."""
-        self.notifier = create_event_notifier()
         self._name = name
         self._wait_s = wait_s
         self._troubles = troubles
-        self._lock = threading.Lock()
-        self._results: dict[int, T] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"kbtp-{name}")
 
-    def submit(self, task: Callable[[], T], otherwise: T) -> int:
-        """`otherwise` is the result if the task raises or is given up."""
-        task_id = next(_ids)
+    def submit(self, task: Callable[[], T], otherwise: T, tell: Callable[[T], None]) -> None:
+        """`tell` gets the result of the task, or `otherwise` if it raises or is given up; once, whatever happens."""
         try:
-            self._thread.submit(self._run, task_id, task, otherwise, time.monotonic())
+            self._thread.submit(self._run, task, otherwise, tell, time.monotonic())
         except RuntimeError as closed:
             self._troubles.count(f"{self._name} after the end", closed)
-            self._end(task_id, otherwise)
-        return task_id
+            tell(otherwise)
 
-    def _run(self, task_id: int, task: Callable[[], T], otherwise: T, since_s: float) -> None:
+    def _run(self, task: Callable[[], T], otherwise: T, tell: Callable[[T], None], since_s: float) -> None:
         result = otherwise
         waited_s = time.monotonic() - since_s
         if waited_s > self._wait_s:
@@ -50,7 +45,27 @@ class Lane(Generic[T]):
                 result = task()
             except Exception as error:
                 self._troubles.count(f"{self._name} failed", repr(error))
-        self._end(task_id, result)
+        tell(result)
+
+    def close(self) -> None:
+        """Waits for the task that runs, which has a deadline, and gives up those behind it."""
+        self._wait_s = -1.0
+        self._thread.shutdown()
+
+
+class Lane(Generic[T]):
+    """As LMCache's controllers want it: tasks handed in, told of by an event, and their results asked for later."""
+
+    def __init__(self, name: str, wait_s: float, troubles: Troubles) -> None:
+        self.notifier = create_event_notifier()
+        self._turns = Turns(name, wait_s, troubles)
+        self._lock = threading.Lock()
+        self._results: dict[int, T] = {}
+
+    def submit(self, task: Callable[[], T], otherwise: T) -> int:
+        task_id = next(_ids)
+        self._turns.submit(task, otherwise, lambda result: self._end(task_id, result))
+        return task_id
 
     def _end(self, task_id: int, result: T) -> None:
         with self._lock:
@@ -68,6 +83,5 @@ class Lane(Generic[T]):
         return results
 
     def close(self) -> None:
-        """Waits for the task that runs, which has a deadline; those behind it are dropped."""
-        self._thread.shutdown(cancel_futures=True)
+        self._turns.close()
         self.notifier.close()
