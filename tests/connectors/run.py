@@ -91,6 +91,7 @@ def run(framework: str, python: Path) -> list[Ran]:
             **os.environ,
             "PYTHONPATH": os.pathsep.join((str(ROOT / "python"), str(HERE / framework))),
             "OPENBLAS_NUM_THREADS": "1",
+            "PYTHONHASHSEED": "0",  # keys of a framework may be of Python's hashes
         },
         timeout=DEADLINE_S,
         cwd=ROOT,
