@@ -99,6 +99,8 @@ class KbtpTier(SecondaryTierManager):
         self._identity = identity_of(offloading_spec, self.block_size_bytes)
         self._timeout_s = timeout_s
         self.troubles = Troubles(log)
+        if options.get("writer") is not None:  # each replica of the engine is a writer of its own
+            options["writer"] += f" {offloading_spec.config.parallel.data_parallel_index}"
         self.cache = Cache(
             index,
             namespace=f"vllm {self._identity.hex()}" if namespace is None else namespace,
