@@ -14,6 +14,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+
 BLOCK_TOKENS = 32
 NEW_TOKENS = 12
 HERE = Path(__file__).resolve().parent
@@ -82,14 +86,18 @@ class Engine:
 
     def __call__(self, do: str, **arguments: Any) -> Any:
         """Raises `EOFError` if the engine has died."""
+        self.begin(do, **arguments)
+        return self.answer()
+
+    def begin(self, do: str, **arguments: Any) -> None:
+        """The same in two parts: something may happen before its `answer`."""
         assert self._process.stdin is not None
         if not self._ready:
-            self._ready = bool(self._answer())
+            self._ready = bool(self.answer())
         self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
         self._process.stdin.flush()
-        return self._answer()
 
-    def _answer(self) -> Any:
+    def answer(self) -> Any:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):  # vLLM says more
@@ -118,7 +126,6 @@ class Served:
 
     def __init__(self, model: str, transfer: dict[str, Any]) -> None:
         from vllm import LLM, SamplingParams
-        from vllm.config import KVTransferConfig
 
         self._parameters = SamplingParams
         self._llm = LLM(
@@ -151,16 +158,16 @@ class Served:
         }
 
     def step(self) -> dict[str, Any]:
+        """What is on its way goes on."""
         self._llm.llm_engine.step()
         return {}
 
-    def forget(self, connector: bool = False) -> dict[str, Any]:
+    def forget(self) -> dict[str, Any]:
         """The engine's own prefix cache, and what its connector has in memory."""
-        return {"forgotten": self._llm.reset_prefix_cache(reset_connector=connector)}
+        forgotten = self._llm.reset_prefix_cache(reset_connector=True)
+        return {"forgotten": forgotten}
 
     def counters(self) -> dict[str, Any]:
-        from vllm.distributed.kv_transfer import get_kv_transfer_group
-
         connector = self._core.scheduler.connector
         if hasattr(connector, "connector_scheduler"):
             [one] = connector.connector_scheduler.manager.secondary_tiers
@@ -169,17 +176,15 @@ class Served:
         troubles = {"scheduler": connector.troubles.as_dict(), "worker": worker.troubles.as_dict()}
         return {**worker.cache.counters.as_dict(), "troubles": {k: v for k, v in troubles.items() if v}}
 
-    def digests(self) -> dict[str, Any]:
-        """Of the octets of all blocks in the engine's prefix cache, by the hash of their tokens."""
-        from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-        pages = get_kv_transfer_group()._transfers._pages
-        pool = self._core.scheduler.kv_cache_manager.block_pool
+    def blocks(self) -> dict[str, Any]:
+        """Of all blocks in the engine's prefix cache, by the hash of their tokens: what their octets begin with, and a
+        digest of all of them."""
+        layers = self._core.model_executor.driver_worker.worker.model_runner.kv_caches
         found = {}
-        for block in pool.blocks:
+        for block in self._core.scheduler.kv_cache_manager.block_pool.blocks:
             if block.block_hash is not None:
-                octets = b"".join(layer[block.block_id].numpy().tobytes() for layer in pages._layers)
-                found[bytes(block.block_hash).hex()] = hashlib.sha256(octets).hexdigest()
+                octets = b"".join(layer[block.block_id].view(torch.uint8).numpy().tobytes() for layer in layers)
+                found[bytes(block.block_hash).hex()] = [octets[:64].hex(), hashlib.sha256(octets).hexdigest()]
         return found
 
     def close(self) -> None:
