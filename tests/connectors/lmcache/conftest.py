@@ -18,11 +18,11 @@ PROCESS_S = 120.0
 
 @pytest.fixture
 def open_engine(cluster) -> Iterator[Callable[..., engine.Engine]]:
-    """`open_engine(**params)`: LMCache over `cluster`."""
+    """`open_engine(**params)`: LMCache over `cluster`; `open_engine(spec)`: as that says."""
     with ExitStack() as stack:
 
-        def open_(**params: object) -> engine.Engine:
-            opened = engine.Engine(engine.configuration(cluster.url, **params))
+        def open_(spec: dict[str, object] | None = None, **params: object) -> engine.Engine:
+            opened = engine.Engine(spec or engine.configuration(cluster.url, **params))
             stack.callback(opened.close)
             return opened
 

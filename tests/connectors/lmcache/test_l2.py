@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine import CHUNKS, LAYOUT, configuration, keys_of, octets_of
+from engine import CHUNKS, LAYOUT, Engine, configuration, keys_of, octets_of
 from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
+
+from kbtp.errors import ApiMisuse
 
 TIMEOUT_S = 1.0  # of one batch or look-up, where a test waits for it
 DEADLINE_S = 10.0  # of LMCache's whole task then
@@ -137,6 +139,34 @@ def test_a_chunk_that_has_changed_is_a_miss(cluster, open_engine, wait_until) ->
     assert cluster.corrupt(octets_of(keys[3], length_bytes)[:64])
     assert engine.load(keys) == 3
     assert wait_until(lambda: engine.load(keys[:3]) == 3)
+
+
+@pytest.mark.requirement("exact")
+def test_through_a_serde_of_lmcache_s(cluster, open_engine, tmp_path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(range(32)))
+    spec = configuration(cluster.url, serialized=True)
+    engine = open_engine({**spec, "serde": {"type": "aesgcm", "master_key_path": str(secret)}})
+    keys = keys_of("a prompt")
+    assert engine.store(keys) == CHUNKS
+    assert engine.load(keys) == CHUNKS
+
+
+def test_a_serde_that_is_not_told_of_is_complained_about(cluster, open_engine, tmp_path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(range(32)))
+    spec = configuration(cluster.url)
+    engine = open_engine({**spec, "serde": {"type": "aesgcm", "master_key_path": str(secret)}})
+    keys = keys_of("a prompt")
+    engine.store(keys)
+    assert engine.load(keys) == 0
+    assert engine.status["l2_adapters"][0]["troubles"] == {"objects without a layout": 1}
+
+
+@pytest.mark.parametrize("wrong", [{"url": 5}, {"url": "http://cache-server"}, {"quotas": 5}], ids=str)
+def test_what_cannot_work_is_an_error_at_the_start(cluster, wrong) -> None:
+    with pytest.raises(ApiMisuse):
+        Engine(configuration(cluster.url) | {"adapter_params": {"url": cluster.url, **wrong}})
 
 
 @pytest.mark.requirement("keys")

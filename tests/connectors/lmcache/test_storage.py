@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -12,7 +13,7 @@ from contextlib import ExitStack
 import in_process
 import pytest
 import torch
-from in_process import CHUNK, HEAD, HEADS, LAYERS, WHOLE, Engine, configuration
+from in_process import CHUNK, HEAD, HEADS, LAYERS, TOKENS, WHOLE, Engine, configuration
 
 TIMEOUT_S = 1.0
 BACK_S = 90.0
@@ -42,6 +43,31 @@ def test_a_prompt_comes_back_exactly(open_engine) -> None:
     assert engine.store(1) == WHOLE
     assert engine.load(1) == WHOLE
     assert engine.look_up(2) == engine.load(2) == 0
+
+
+@pytest.mark.requirement("exact")
+def test_a_last_chunk_that_is_short_comes_back_too(cluster) -> None:
+    engine = Engine({**configuration(cluster.url), "save_unfull_chunk": True})
+    try:
+        assert engine.store(1) == TOKENS
+        assert engine.load(1) == TOKENS
+    finally:
+        engine.close()
+
+
+@pytest.mark.requirement("exact")
+def test_what_lmcache_awaits_is_the_prefix_that_there_is(open_engine) -> None:
+    engine = open_engine()
+    engine.store(1)
+    keys = [key for _, _, key in engine.engine.token_database.process_tokens(engine._prompt(1)[0])]
+    assert len(keys) == WHOLE // CHUNK
+    engine.plugin.remove(keys[2])
+    assert asyncio.run(engine.plugin.batched_async_contains("a look-up", keys)) == 2
+    objects = asyncio.run(engine.plugin.batched_get_non_blocking("a look-up", keys))
+    assert len(objects) == 2
+    for number, one in enumerate(objects):
+        assert torch.equal(one.tensor, engine._prompt(1)[1][:, :, number * CHUNK : (number + 1) * CHUNK])
+        one.ref_count_down()
 
 
 @pytest.mark.requirement("shared")
