@@ -1,6 +1,6 @@
 """A vLLM engine on the CPU in a process of its own: a model of two layers with weights from a seed, no tokenizer.
 
-`Engine` starts one and talks to it, an object of JSON a line. As a program: `engine.py MODEL_FOLDER TRANSFER_CONFIG`.
+`Engine` starts one and talks to it, an object of JSON a line. As a program: `engine.py MODEL_FOLDER TRANSFER OPTIONS`.
 """
 
 from __future__ import annotations
@@ -72,11 +72,12 @@ def connector(url: str, role: str = "kv_both", **options: Any) -> dict[str, Any]
 class Engine:
     """The other side of the pipe."""
 
-    def __init__(self, folder: Path, transfer: dict[str, Any], **model: Any) -> None:
+    def __init__(self, folder: Path, transfer: dict[str, Any], **options: Any) -> None:
+        """`options` are vLLM's."""
         folder.mkdir(exist_ok=True)
-        (folder / "config.json").write_text(json.dumps({**MODEL, **model}))
+        (folder / "config.json").write_text(json.dumps(MODEL))
         self._process = subprocess.Popen(
-            [sys.executable, Path(__file__), folder, json.dumps(transfer)],
+            [sys.executable, Path(__file__), folder, json.dumps(transfer), json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -104,10 +105,9 @@ class Engine:
                 return json.loads(line)
         raise EOFError(f"the engine has ended: {self._process.wait()}")
 
-    def generate(self, *numbers: int, parameters: dict[str, Any] | None = None) -> list[list[int]]:
-        tokens: list[list[int]] = self("generate", prompts=[prompt(one) for one in numbers], parameters=parameters)[
-            "tokens"
-        ]
+    def generate(self, *numbers: int, **arguments: Any) -> list[list[int]]:
+        told = self("generate", prompts=[prompt(one) for one in numbers], **arguments)
+        tokens: list[list[int]] = told["tokens"]
         return tokens
 
     def counters(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class Engine:
 class Served:
     """In the process of the engine."""
 
-    def __init__(self, model: str, transfer: dict[str, Any]) -> None:
+    def __init__(self, model: str, transfer: dict[str, Any], options: dict[str, Any]) -> None:
         from vllm import LLM, SamplingParams
 
         self._parameters = SamplingParams
@@ -134,19 +134,21 @@ class Served:
             load_format="dummy",
             dtype="bfloat16",
             enforce_eager=True,
-            max_model_len=1024,
             block_size=BLOCK_TOKENS,
             max_num_seqs=4,
             enable_prefix_caching=True,
             disable_log_stats=True,
             kv_transfer_config=KVTransferConfig(**transfer),
             seed=0,
+            **{"max_model_len": 1024, **options},
         )
         self._core = self._llm.llm_engine.engine_core.engine_core
 
-    def generate(self, prompts: list[list[int]], parameters: dict[str, Any] | None) -> dict[str, Any]:
+    def generate(
+        self, prompts: list[list[int]], parameters: dict[str, Any] | None = None, new_tokens: int = NEW_TOKENS
+    ) -> dict[str, Any]:
         sampling = self._parameters(
-            max_tokens=NEW_TOKENS,
+            max_tokens=new_tokens,
             temperature=0,
             detokenize=False,
             extra_args={"kv_transfer_params": parameters} if parameters else None,
@@ -191,8 +193,8 @@ class Served:
         self._core.shutdown()
 
 
-def main(model: str, transfer: dict[str, Any]) -> None:
-    served = Served(model, transfer)
+def main(model: str, transfer: str, options: str) -> None:
+    served = Served(model, json.loads(transfer), json.loads(options))
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         arguments = json.loads(line)
@@ -201,4 +203,4 @@ def main(model: str, transfer: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]))
+    main(*sys.argv[1:])

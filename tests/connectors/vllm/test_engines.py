@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,10 +37,15 @@ class Pair:
     def compute(self, numbers: list[int]) -> dict[str, Any]:
         """By the first engine; returns when the cache has it."""
         before = self.first.counters()
-        told: dict[str, Any] = self.first("generate", prompts=[prompt(one) for one in numbers], parameters=None)
+        told: dict[str, Any] = self.first("generate", prompts=[prompt(one) for one in numbers])
         wanted = before["stored"] + before["present"] + BLOCKS * len(numbers)
         assert self.wait_until(lambda: self.stepped() >= wanted)
         return told
+
+    def stores(self) -> bool:
+        before = self.stepped()
+        self.first.generate(*self.fresh(1))
+        return self.wait_until(lambda: self.stepped() >= before + BLOCKS, 1.0)
 
     def stepped(self) -> int:
         self.first("step")
@@ -108,7 +114,7 @@ def test_a_block_that_was_changed_is_computed_instead(pair: Pair) -> None:
 def test_a_prompt_that_is_known_as_announced_is_waited_for(pair: Pair) -> None:
     """What the first engine says is handed to the second one, as a router does."""
     numbers = pair.fresh()
-    told = pair.first("generate", prompts=[prompt(one) for one in numbers], parameters=None)
+    told = pair.first("generate", prompts=[prompt(one) for one in numbers])
     said = {"kbtp_prompt_blocks": BLOCKS} if pair.kind == "connector" else None
     assert told["parameters"] == [said] * len(numbers)
     before = pair.second.counters()
@@ -126,7 +132,7 @@ def test_without_the_target_the_engines_go_on(pair: Pair, end: str) -> None:
     numbers = pair.fresh()
     told = pair.compute(numbers)
     new = [prompt(one) for one in pair.fresh()]
-    pair.first.begin("generate", prompts=new, parameters=None)
+    pair.first.begin("generate", prompts=new)
     getattr(pair.cluster, end)()
     computed = pair.first.answer()["tokens"]
     for parameters in (None, told["parameters"][0]):
@@ -134,9 +140,10 @@ def test_without_the_target_the_engines_go_on(pair: Pair, end: str) -> None:
         assert pair.second.generate(*numbers, parameters=parameters) == told["tokens"]
         assert time.monotonic() - began_s < ROUND_S
         assert pair.second("forget")["forgotten"]
-    assert pair.second("generate", prompts=new, parameters=None)["tokens"] == computed
+    assert pair.second("generate", prompts=new)["tokens"] == computed
     if end == "freeze":
         pair.cluster.thaw()
+        assert pair.wait_until(pair.stores)  # after a while, nothing restarted
 
 
 @pytest.mark.requirement("back")
@@ -144,7 +151,7 @@ def test_the_target_back_there_are_hits_again(pair: Pair) -> None:
     pair.cluster.kill()
     pair.fresh()
     numbers = pair.fresh()
-    told = pair.first("generate", prompts=[prompt(one) for one in numbers], parameters=None)
+    told = pair.first("generate", prompts=[prompt(one) for one in numbers])
     pair.cluster.start()
 
     def hits() -> bool:
@@ -157,3 +164,20 @@ def test_the_target_back_there_are_hits_again(pair: Pair) -> None:
         return bool(pair.second.counters()["hits"] - before == BLOCKS * len(numbers))
 
     assert pair.wait_until(hits)
+
+
+def test_blocks_that_are_used_again_at_once_are_saved_as_they_were(pair: Pair, tmp_path: Path) -> None:
+    """An engine with room for two prompts: requests are preempted, and blocks overwritten right after their save."""
+    if pair.kind == "tier":
+        transfer = tier(pair.cluster.url)
+    else:
+        transfer = connector(pair.cluster.url, staging_bytes=8 << 20)
+    small = Engine(tmp_path / "model", transfer, num_gpu_blocks_override=26, max_model_len=640)
+    numbers = pair.fresh(8)
+    tokens = pair.second.generate(*numbers, new_tokens=100)
+    assert small.generate(*numbers, new_tokens=100) == tokens
+    before = small.counters()["hits"]
+    assert small.generate(*numbers, new_tokens=100) == tokens
+    after = small.counters()
+    assert after["hits"] - before >= BLOCKS * len(numbers) // 2
+    assert small.close() == 0

@@ -35,10 +35,10 @@ SETTLED_S = 30.0
 CONFIGURATION = json.loads((Path(__file__).parent / "configuration.tier.json").read_text())
 
 
-def configuration(url: str, **options: Any) -> dict[str, Any]:
+def configuration(target: str, **options: Any) -> dict[str, Any]:
     """The tested one, with the address of a target that there is."""
     extra = json.loads(json.dumps(CONFIGURATION["kv_connector_extra_config"]))
-    extra["secondary_tiers"][0].update({"index": url, **options})
+    extra["secondary_tiers"][0].update({"url": target, **options})
     return extra
 
 
@@ -69,8 +69,8 @@ def row(number: int) -> np.ndarray[Any, Any]:
 class Tiering:
     """What the connector in a scheduler does with vLLM's manager, step by step."""
 
-    def __init__(self, url: str, config: OffloadingConfig | None = None, **options: Any) -> None:
-        self.config = config or config_of(configuration(url, **options))
+    def __init__(self, target: str, config: OffloadingConfig | None = None, **options: Any) -> None:
+        self.config = config or config_of(configuration(target, **options))
         self.manager = OffloadingSpecFactory.create_spec(self.config).get_manager()
         self.tier = self.manager.secondary_tiers[0]
         self.view = np.asarray(self.manager.primary_tier.get_kv_memoryview()).view(np.uint8)

@@ -24,12 +24,12 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
-from kbtp.cache import Cache
+from kbtp.connectors.opening import open_cache
 from kbtp.connectors.troubles import Troubles
 from kbtp.connectors.vllm.identity import fingerprint_of
-from kbtp.connectors.vllm.pages import Pages
+from kbtp.connectors.vllm.pages import Pages, Staging
 from kbtp.connectors.vllm.scheduler import Plans, Work
-from kbtp.connectors.vllm.worker import Transfers
+from kbtp.connectors.vllm.worker import Shard, Transfers
 from kbtp.errors import ApiMisuse
 
 log = logging.getLogger("kbtp.connectors.vllm")
@@ -46,7 +46,7 @@ class Layout(KVConnectorHandshakeMetadata):
 
 
 def identity_of(config: VllmConfig) -> bytes:
-    """Of what engines must have in common; how a block lies in memory is a part of each key."""
+    """Of what engines must have in common, beside how a block lies in memory."""
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     fields: list[str | int] = ["vllm connector", 1, vllm.__version__, model.model, str(model.revision)]
     fields += [str(model.dtype), str(model.quantization), str(cache.cache_dtype), cache.block_size]
@@ -57,18 +57,17 @@ def identity_of(config: VllmConfig) -> bytes:
 class KbtpConnector(KVConnectorBase_V1):
     """`kv_connector="KbtpConnector", kv_connector_module_path="kbtp.connectors.vllm.connector"`
 
-    `kv_connector_extra_config`: `index`, `staging_bytes` of each worker, and what `kbtp.CacheSettings` knows.
+    `kv_connector_extra_config`: `url`, `staging_bytes` of each worker, and the other options of `open_cache`.
     """
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
-        """Raises `ApiMisuse` or `TypeError` for what cannot work; an index that is not there is no such thing."""
+        """Raises `ApiMisuse` for what cannot work; an index that is not there is no such thing."""
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         _check(vllm_config, kv_cache_config)
         transfer, parallel = self._kv_transfer_config, vllm_config.parallel_config
         self._saves, self._loads = transfer.is_kv_producer, transfer.is_kv_consumer
         options = {"timeout_s": TIMEOUT_S, "staging_bytes": STAGING_BYTES, **transfer.kv_connector_extra_config}
         options.setdefault("connect_timeout_s", options["timeout_s"])
-        options.setdefault("namespace", f"vllm {identity_of(vllm_config).hex()}")
         self._staging_bytes = int(options.pop("staging_bytes"))
         self._timeout_s = float(options["timeout_s"])
         if role is KVConnectorRole.SCHEDULER or not self._saves:
@@ -76,7 +75,7 @@ class KbtpConnector(KVConnectorBase_V1):
         elif options.get("writer") is not None:  # each worker is a writer of its own
             options["writer"] += f" {parallel.data_parallel_index} {parallel.rank}"
         self.troubles = Troubles(log)
-        self.cache = Cache(**options)
+        self.cache = open_cache(options)
         self.plans = Plans(self.cache, vllm_config.cache_config.block_size, self._timeout_s, self.troubles)
         self._layout: Layout | None = None
         self._transfers: Transfers | None = None
@@ -96,11 +95,12 @@ class KbtpConnector(KVConnectorBase_V1):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Raises `ApiMisuse` for a KV cache that is not supported: the engine does not start."""
         pages = Pages(kv_caches)
-        shard = (get_pp_group().rank_in_group, get_tp_group().rank_in_group)
-        limits = {"staging_bytes": self._staging_bytes, "timeout_s": self._timeout_s}
-        self._transfers = Transfers(self.cache, pages, shard, troubles=self.troubles, **limits)
-        self._layout = Layout(pages.layout)
-        log.info("shard %s: blocks of %d octets, layout %s", shard, pages.row_bytes, pages.layout.hex())
+        ranks = (get_pp_group().rank_in_group, get_tp_group().rank_in_group)
+        shard = Shard(fingerprint_of(identity_of(self._vllm_config), pages.layout), *ranks)
+        staging = Staging(pages, self._staging_bytes)
+        self._transfers = Transfers(self.cache, shard, pages, staging, self._timeout_s, self.troubles)
+        self._layout = Layout(shard.layout)
+        log.info("%d octets a block, %s", pages.row_bytes, shard)
 
     def get_handshake_metadata(self) -> Layout | None:
         return self._layout
@@ -134,7 +134,7 @@ class KbtpConnector(KVConnectorBase_V1):
     # --- scheduler -----------------------------------------------------------------------------
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        self.plans.shards = [(layout.fingerprint, shard) for shard, layout in sorted(metadata.items())]
+        self.plans.shards = [Shard(layout.fingerprint, *ranks) for ranks, layout in sorted(metadata.items())]
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         try:

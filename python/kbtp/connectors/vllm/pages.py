@@ -1,7 +1,7 @@
 """The KV cache of a worker as rows: of one block the pages of all layers, one behind the other.
 
 The engine's memory may be an accelerator's, and has the pages of a block far apart. So rows are copied, by torch, to
-and from a staging area in host memory, which is registered once; this also lets the engine use its blocks again at once.
+and from a staging area in host memory, which is registered once; so the engine may use its blocks again at once, too.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ class Pages:
         layers: dict[int, torch.Tensor] = {}  # by address: layers may share one
         fields: list[str | int] = []
         for name, tensor in kv_caches.items():
+            if not isinstance(tensor, torch.Tensor):
+                raise ApiMisuse(f"{name} has a state that is no KV cache of blocks: its model is not supported")
             layers.setdefault(tensor.data_ptr(), _octets_of(name, tensor))
             fields += [name, list(layers).index(tensor.data_ptr()), str(tensor.dtype)]
             fields += [*tensor.shape[1:], *tensor.stride()[1:]]
@@ -67,12 +69,10 @@ class Pages:
 
 def _octets_of(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """(blocks, octets of a page), the same memory."""
-    if not isinstance(tensor, torch.Tensor):
-        raise ApiMisuse(f"{name} has a state that is no KV cache of blocks: its model is not supported")
     page = tensor[0]
     reach = 1 + sum((size - 1) * stride for size, stride in zip(page.shape, page.stride(), strict=True))
     if reach != page.numel():
-        raise ApiMisuse(f"{name} has gaps within a block, strides {tensor.stride()}: this KV cache layout is not supported")
+        raise ApiMisuse(f"{name} has gaps within a block, strides {tensor.stride()}: this layout is not supported")
     flat = tensor.as_strided((tensor.shape[0], page.numel()), (tensor.stride(0), 1), tensor.storage_offset())
     return flat.view(torch.uint8)
 
@@ -93,7 +93,7 @@ class Staging:
         """Raises `ApiMisuse` if there is no room for a row in each lane."""
         self.lane_rows = size_bytes // LANES // pages.row_bytes
         if self.lane_rows < 1:
-            raise ApiMisuse(f"staging_bytes of {size_bytes}: at least {LANES} rows of {pages.row_bytes} octets are needed")
+            raise ApiMisuse(f"staging_bytes of {size_bytes}: at least {LANES} rows of {pages.row_bytes} are needed")
         shape = (LANES * self.lane_rows, pages.row_bytes)
         rows = torch.empty(shape, dtype=torch.uint8, pin_memory=pages.device.type != "cpu")
         self.octets = memoryview(rows.numpy()).cast("B")

@@ -17,7 +17,7 @@ from vllm.v1.request import Request
 
 from kbtp.cache import Cache
 from kbtp.connectors.troubles import Troubles
-from kbtp.connectors.vllm.worker import Block, name_of
+from kbtp.connectors.vllm.worker import Block, Shard
 
 LOOK_AGAIN_S = 0.005
 ANNOUNCED = "kbtp_prompt_blocks"
@@ -49,10 +49,10 @@ class Tracked:
 
 
 class Plans:
-    """All requests of a scheduler. `shards` are the layouts and ranks of its workers, none before it has told them."""
+    """All requests of a scheduler. `shards` are those of its workers, none before they have told them."""
 
     def __init__(self, cache: Cache, block_tokens: int, timeout_s: float, troubles: Troubles) -> None:
-        self.shards: list[tuple[bytes, tuple[int, int]]] = []
+        self.shards: list[Shard] = []
         self._cache = cache
         self._block_tokens = block_tokens
         self._timeout_s = timeout_s
@@ -104,7 +104,7 @@ class Plans:
         if not self.shards:
             return [False] * len(hashes)
         try:
-            items = self._cache.contains_many([name_of(*shard, one) for one in hashes for shard in self.shards])
+            items = self._cache.contains_many([shard.key_of(one) for one in hashes for shard in self.shards])
             step = len(self.shards)
             return [all(item.ok for item in items[at : at + step]) for at in range(0, len(items), step)]
         except Exception as error:

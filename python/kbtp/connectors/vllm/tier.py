@@ -28,8 +28,8 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
-from kbtp.cache import Cache
 from kbtp.connectors.names import key_of
+from kbtp.connectors.opening import open_cache
 from kbtp.connectors.troubles import Troubles
 from kbtp.connectors.vllm.identity import fingerprint_of
 
@@ -77,7 +77,7 @@ class Lookups(AsyncLookupManager):
 
 
 class KbtpTier(SecondaryTierManager):
-    """`"secondary_tiers": [{"type": "KbtpTier", "module_path": "kbtp.connectors.vllm.tier", "index": URL}]`"""
+    """`"secondary_tiers": [{"type": "KbtpTier", "module_path": "kbtp.connectors.vllm.tier", "url": URL}]`"""
 
     def __init__(
         self,
@@ -86,14 +86,12 @@ class KbtpTier(SecondaryTierManager):
         tier_type: str,
         backpressure_detector: BackpressureDetector | None = None,
         *,
-        index: str,
-        namespace: str | None = None,
         timeout_s: float = TIMEOUT_S,
         locality: str = Locality.REMOTE.value,
         **options: Any,
     ) -> None:
-        """`options` are those of `kbtp.CacheSettings`. Raises `ApiMisuse` or `TypeError` for what cannot work; an index
-        or target that is not there is no such thing."""
+        """`options` are those of `open_cache`. Raises `ApiMisuse` for what cannot work; an index or target that is not
+        there is no such thing."""
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = Locality(locality)
         self._identity = identity_of(offloading_spec, self.block_size_bytes)
@@ -101,20 +99,14 @@ class KbtpTier(SecondaryTierManager):
         self.troubles = Troubles(log)
         if options.get("writer") is not None:  # each replica of the engine is a writer of its own
             options["writer"] += f" {offloading_spec.config.parallel.data_parallel_index}"
-        self.cache = Cache(
-            index,
-            namespace=f"vllm {self._identity.hex()}" if namespace is None else namespace,
-            timeout_s=timeout_s,
-            connect_timeout_s=timeout_s,
-            **options,
-        )
+        self.cache = open_cache({"timeout_s": timeout_s, "connect_timeout_s": timeout_s, **options})
         self._rows = primary_kv_view.cast("B")
         self._registration = self.cache.register(self._rows)
         self._loading = ThreadPoolExecutor(LOAD_THREADS, "kbtp-vllm-load")
         self._storing = ThreadPoolExecutor(1, "kbtp-vllm-store")
         self._jobs: dict[int, Job] = {}
         self._lookups = Lookups(self)
-        log.info("%s: rows of %d octets, identity %s", index, self.block_size_bytes, self._identity.hex())
+        log.info("rows of %d octets, identity %s", self.block_size_bytes, self._identity.hex())
 
     def names(self, keys: Collection[OffloadKey]) -> list[bytes]:
         return [key_of(self._identity, bytes(key)) for key in keys]
@@ -178,8 +170,8 @@ class KbtpTier(SecondaryTierManager):
             moved = [item.ok for item in items]
         for item, good in zip(items, moved, strict=True):
             if not good:
-                kind = "not loaded" if transfer.is_promotion else "not stored"
-                self.troubles.count(f"chunks {kind}: {item.outcome.value}", item.error or "see the counters of the cache")
+                kind = f"chunks not {'loaded' if transfer.is_promotion else 'stored'}: {item.outcome.value}"
+                self.troubles.count(kind, item.error or "see the counters of the cache")
         return moved
 
     def get_finished_jobs(self) -> Iterable[JobResult]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 from kbtp.cache import Cache
 from kbtp.connectors.names import key_of
@@ -18,31 +18,31 @@ Block = tuple[bytes, int]
 THREADS = 2  # of loads and of saves: one waits for a target while the other copies
 
 
-def name_of(layout: bytes, shard: tuple[int, int], block_hash: bytes) -> bytes:
-    """The key of a block: `shard` is the rank in the pipeline and among the tensors."""
-    return key_of(layout, *shard, block_hash)
+class Shard(NamedTuple):
+    """What one worker has of each block."""
+
+    layout: bytes
+    """Equal where its octets mean the same."""
+    pipeline_rank: int
+    tensor_rank: int
+
+    def key_of(self, block_hash: bytes) -> bytes:
+        return key_of(*self, block_hash)
 
 
 class Transfers:
     """What one worker saves and loads. Methods are called in its own thread, and none raises."""
 
     def __init__(
-        self,
-        cache: Cache,
-        pages: Pages,
-        shard: tuple[int, int],
-        *,
-        staging_bytes: int,
-        timeout_s: float,
-        troubles: Troubles,
+        self, cache: Cache, shard: Shard, pages: Pages, staging: Staging, timeout_s: float, troubles: Troubles
     ) -> None:
         self._cache = cache
-        self._pages = pages
         self._shard = shard
+        self._pages = pages
+        self._staging = staging
         self._timeout_s = timeout_s
         self._troubles = troubles
-        self._staging = Staging(pages, staging_bytes)
-        self._registration = cache.register(self._staging.octets)
+        self._registration = cache.register(staging.octets)
         self._saving = ThreadPoolExecutor(THREADS, "kbtp-vllm-save")
         self._loading = ThreadPoolExecutor(THREADS, "kbtp-vllm-load")
         self._loads: dict[str, Future[list[int]]] = {}
@@ -86,8 +86,8 @@ class Transfers:
             self._loads[request_id] = self._loading.submit(self._get, blocks, self._pages.now())
         except Exception as error:
             self._troubles.count("blocks not loaded", repr(error), len(blocks))
-            self._loads[request_id] = future = Future()
-            future.set_result([place for _, place in blocks])
+            self._loads[request_id] = failed = Future[list[int]]()
+            failed.set_result([place for _, place in blocks])
 
     def _get(self, blocks: Sequence[Block], after: Any) -> list[int]:
         """Blocks that were not loaded. One that is missing makes all behind it worthless."""
@@ -137,7 +137,7 @@ class Transfers:
             yield blocks[at : at + self._staging.lane_rows]
 
     def _names(self, hashes: Sequence[bytes]) -> list[bytes]:
-        return [name_of(self._pages.layout, self._shard, one) for one in hashes]
+        return [self._shard.key_of(one) for one in hashes]
 
     def close(self) -> None:
         """Saves that have begun end, by the deadlines of the cache."""
