@@ -20,6 +20,7 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 BLOCK_TOKENS = 32
 NEW_TOKENS = 12
+END_S = 60.0
 HERE = Path(__file__).resolve().parent
 CONFIGURATIONS = {kind: (HERE / f"configuration.{kind}.json").read_text() for kind in ("tier", "connector")}
 ENVIRONMENT = {
@@ -116,9 +117,12 @@ class Engine:
         return counters
 
     def close(self) -> int:
-        with contextlib.suppress(BrokenPipeError):
-            self._process.communicate(timeout=60)
-        return self._process.returncode
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.communicate(timeout=END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        return self._process.wait()
 
 
 class Served:

@@ -151,8 +151,9 @@ def test_a_chunk_that_was_changed_is_a_miss(cluster: Any, tiering: Tiering) -> N
         {"model": {"name": "a/model2"}},
         {"model": {"dtype": "float16"}},
         {"cache": {"tokens_per_hash": 32}},
-        {"parallel": {"world_size": 2, "tp_size": 2}},
-        {"parallel": {"world_size": 2, "pp_size": 2}},
+        {"parallel": {"tp_size": 2}},
+        {"parallel": {"pp_size": 2}},
+        {"parallel": {"world_size": 2}},
     ],
     ids=str,
 )
