@@ -15,11 +15,11 @@ COVERED := wire iwarp blocks target initiator cache
 COVERAGE_MIN := 95
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test conformance model punts soak check coverage bench bench-cache mutants fuzz sanitize format clean
+.PHONY: help demo test test-connectors conformance model punts soak check coverage bench bench-cache mutants fuzz sanitize format clean
 .DELETE_ON_ERROR:
 
 help:  ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/demo.stamp  ## processes share the KV cache of a small model, by handle and by key
 	$(BIN)/python examples/demo/run.py
@@ -42,6 +42,12 @@ test: $(VENV)/demo.stamp  ## all tests, and the coverage each package must have
 	    $(BIN)/coverage report --include="python/kbtp/$$package/*" --fail-under=$(COVERAGE_MIN) >$(VENV)/report \
 	        || { cat $(VENV)/report; exit 1; }; \
 	done
+
+# Gigabytes and some minutes for the environment of each framework, once; see tests/connectors/run.py.
+CONNECTORS ?=
+
+test-connectors: $(VENV)/dev.stamp  ## each connector against the real package: LMCache, SGLang, vLLM; CONNECTORS="lmcache" runs that one
+	$(BIN)/python tests/connectors/run.py $(CONNECTORS)
 
 punts: $(VENV)/dev.stamp  ## the tests of initiators and systems once more, the native RNIC leaving requests to Python
 	KBTP_TEST_PUNTS=everywhere $(BIN)/python -m pytest $(PYTEST_FLAGS) -n $(JOBS) --dist=loadscope -k native/ tests/initiator tests/system

@@ -12,6 +12,8 @@ from kbtp.iwarp.mpa import MpaOptions
 from kbtp.rnic.reference import ReferenceOptions, ReferenceRnic
 from kbtp.verbs.api import Rnic
 
+collect_ignore = ["connectors"]  # needs the frameworks: `make test-connectors`
+
 
 def _reference(mpa: MpaOptions, times: dict[str, float]) -> Rnic:
     return ReferenceRnic(ReferenceOptions(mpa=mpa, **times))

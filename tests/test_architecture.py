@@ -30,6 +30,8 @@ class Room:
     lazily: tuple[str, ...] = ()
 
 
+NOT_FACADE = ("kbtp.cli", "kbtp.__main__", "kbtp.testing", "kbtp.conformance", "kbtp.connectors")
+
 # A room may always import itself. The most exact row wins, so `rnic.reference` has a row of its own.
 ROOMS = (
     Room("ground floor", GROUND, may=GROUND),
@@ -61,10 +63,12 @@ ROOMS = (
     Room("initiator", ("kbtp.initiator",), may=(*GROUND, "kbtp.wire", "kbtp.verbs", "kbtp.blocks.counter")),
     # Values under keys, above the initiator's clients; of the RNICs it opens the best there is.
     Room("cache", ("kbtp.cache",), may=(*GROUND, "kbtp.initiator", "kbtp.verbs", "kbtp.rnic")),
+    # The plugins of inference engines, loaded by these alone: each is a file or a package, and knows no other.
+    Room("connectors", ("kbtp.connectors",), may=(*GROUND, "kbtp.key_file", "kbtp.cache")),
     Room("testing", ("kbtp.testing",), may=("kbtp",), never=("kbtp.cli", "kbtp.__main__")),
     # The suite that others run: it is no part of what it tests, and its workload is a program that uses the facade.
     Room("conformance", ("kbtp.conformance",), may=("kbtp",), never=("kbtp.cli", "kbtp.__main__", "kbtp.testing")),
-    Room("facade", ("kbtp",), may=("kbtp",), never=("kbtp.cli", "kbtp.__main__", "kbtp.testing", "kbtp.conformance")),
+    Room("facade", ("kbtp",), may=("kbtp",), never=NOT_FACADE),
     Room("cli", ("kbtp.cli",), may=("kbtp",), never=("kbtp.__main__",)),
     Room("python -m kbtp", ("kbtp.__main__",), may=("kbtp.cli",)),
 )
@@ -111,6 +115,11 @@ THIRD_PARTY = {
     "tomllib": ("kbtp.cli", "kbtp.cli.*", "kbtp.conformance.*"),  # outside the standard library of 3.10
     "tomli": ("kbtp.cli", "kbtp.cli.*", "kbtp.conformance.*"),
     "matplotlib": ("kbtp.cli.replay",),
+    # Nobody declares them: who imports a connector has its framework.
+    "torch": ("kbtp.connectors.*",),
+    "lmcache": ("kbtp.connectors.lmcache", "kbtp.connectors.lmcache.*"),
+    "sglang": ("kbtp.connectors.sglang", "kbtp.connectors.sglang.*"),
+    "vllm": ("kbtp.connectors.vllm", "kbtp.connectors.vllm.*"),
 }
 
 

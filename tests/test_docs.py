@@ -93,3 +93,19 @@ def test_the_readme_s_python_runs(snippet: str, cluster: tuple[Server, str]) -> 
     exec(compile(snippet.replace("kbtp://127.0.0.1", url), "README.md", "exec"), {})
     server.stop()  # every session has ended then
     assert server.target.store.free_blocks == server.config.pool_blocks
+
+
+CONFIGURATIONS = sorted((ROOT / "tests" / "connectors").glob("*/configuration.*"))
+
+
+@pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_a_connector_s_page_shows_what_its_tests_run_with(path: Path) -> None:
+    page = ROOT / "docs" / "connectors" / f"{path.parent.name}.md"
+    assert path.read_text().strip() in page.read_text()
+
+
+def test_every_connector_has_a_page_and_a_configuration_that_is_tested() -> None:
+    connectors = {path.parent.name for path in (ROOT / "tests" / "connectors").glob("*/requirements.txt")}
+    assert connectors
+    assert connectors == {path.stem for path in (ROOT / "docs" / "connectors").glob("*.md")}
+    assert connectors == {path.parent.name for path in CONFIGURATIONS}
