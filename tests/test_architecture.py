@@ -64,7 +64,7 @@ ROOMS = (
     # Values under keys, above the initiator's clients; of the RNICs it opens the best there is.
     Room("cache", ("kbtp.cache",), may=(*GROUND, "kbtp.initiator", "kbtp.verbs", "kbtp.rnic")),
     # The plugins of inference engines, loaded by these alone: each is a file or a package, and knows no other.
-    Room("connectors", ("kbtp.connectors",), may=(*GROUND, "kbtp.cache", "kbtp.key_file")),
+    Room("connectors", ("kbtp.connectors",), may=(*GROUND, "kbtp.key_file", "kbtp.cache")),
     Room("testing", ("kbtp.testing",), may=("kbtp",), never=("kbtp.cli", "kbtp.__main__")),
     # The suite that others run: it is no part of what it tests, and its workload is a program that uses the facade.
     Room("conformance", ("kbtp.conformance",), may=("kbtp",), never=("kbtp.cli", "kbtp.__main__", "kbtp.testing")),

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +51,25 @@ class Cluster:
 
     def thaw(self) -> None:
         self.process.send_signal(signal.SIGCONT)
+
+    def corrupt(self, octets: bytes) -> int:
+        """Turns a bit of `octets` wherever the target holds them; in how many places."""
+        changed = 0
+        maps = Path(f"/proc/{self.process.pid}/maps").read_text().splitlines()
+        with open(f"/proc/{self.process.pid}/mem", "r+b", buffering=0) as memory:
+            for addresses, rights, *_ in (line.split() for line in maps):
+                if rights.startswith("rw"):
+                    start, end = (int(address, 16) for address in addresses.split("-"))
+                    with contextlib.suppress(OSError):  # what the kernel maps there is not for reading
+                        memory.seek(start)
+                        held = memory.read(end - start)
+                        at = held.find(octets)
+                        while at >= 0:
+                            memory.seek(start + at)
+                            memory.write(bytes([octets[0] ^ 1]))
+                            changed += 1
+                            at = held.find(octets, at + 1)
+        return changed
 
     def stop(self) -> None:
         self.process.kill()

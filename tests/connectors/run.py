@@ -30,6 +30,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 FOLDER_VARIABLE = "KBTP_CONNECTOR_ENVIRONMENTS"
 DEADLINE_S = 1800.0  # of all tests of a framework; each has one of its own in pytest.ini
+FAULT_CHARACTERS = 120  # the whole of it is in pytest's own report, above
 
 REQUIREMENTS = {
     "exact": "what the framework stores it loads again, octet for octet",
@@ -91,6 +92,7 @@ def run(framework: str, python: Path) -> list[Ran]:
             **os.environ,
             "PYTHONPATH": os.pathsep.join((str(ROOT / "python"), str(HERE / framework))),
             "OPENBLAS_NUM_THREADS": "1",
+            "PYTHONHASHSEED": "0",  # keys of a framework may be of Python's hashes
         },
         timeout=DEADLINE_S,
         cwd=ROOT,
@@ -110,7 +112,7 @@ def verdicts(framework: str, ran: list[Ran]) -> list[tuple[bool, str]]:
     told = []
     for name, text in {**REQUIREMENTS, ELSE: "whatever else is tested"}.items():
         tests = [one for one in ran if one.requirement == name]
-        faults = [f"{one.name}: {one.fault.splitlines()[0]}" for one in tests if one.fault]
+        faults = [f"{one.name}: {one.fault.splitlines()[0][:FAULT_CHARACTERS]}" for one in tests if one.fault]
         if name == ELSE and not tests:
             continue
         if not tests:

@@ -8,7 +8,7 @@ import importlib.machinery
 import sys
 import types
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 ABSENT = frozenset("datasets pandas pyarrow sgl_kernel torchaudio torchcodec torchvision".split())
 
@@ -37,7 +37,7 @@ class _Inert(metaclass=_Anything):
 
 
 class _Module(types.ModuleType):
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -50,7 +50,8 @@ class KbtpStorage(HiCacheStorage):
         self._config = storage_config
         self._options = {name: value for name, value in said.items() if name not in _OF_SGLANG}
         self._verify = bool(self._options.pop("verify", True))
-        self._options["namespace"] = _namespace(storage_config, self._options.get("namespace", ""))
+        self._model = _fingerprint(storage_config)
+        self._options.setdefault("namespace", f"sglang:{self._model.hex()}")
         if "writer" in self._options:
             ranks = [
                 storage_config.tp_rank,
@@ -58,7 +59,7 @@ class KbtpStorage(HiCacheStorage):
                 storage_config.attn_cp_rank,
                 storage_config.dp_rank,
             ]
-            self._options["writer"] = key_of(self._options["writer"], *ranks)
+            self._options["writer"] = key_of(self._model, self._options["writer"], *ranks)
         self._troubles = Troubles(log)
         self._pools: dict[str, Pool] = {}
         self._memory: dict[int, tuple[Any, memoryview]] = {}
@@ -86,7 +87,7 @@ class KbtpStorage(HiCacheStorage):
             self._writes = True
             self._cache.close()
             self._cache = self._open()
-        pool = self._pools[name] = Pool.of(self._config, name, host)
+        pool = self._pools[name] = Pool.of(self._config, self._model, name, host)
         for storage, octets in pool.memory():
             if storage.data_ptr() not in self._memory:
                 self._memory[storage.data_ptr()] = storage, octets
@@ -203,7 +204,7 @@ class KbtpStorage(HiCacheStorage):
     # --- life ----------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """All pages of this model, whoever has stored them."""
+        """All pages of the namespace, whoever has stored them: of this model, unless the configuration names one."""
         self._or_miss("clear", self._cache.clear, 0)
 
     def close(self) -> None:
@@ -223,15 +224,14 @@ class KbtpStorage(HiCacheStorage):
                 self._troubles.count(outcome.value, error, times)
 
 
-def _namespace(config: Any, said: str) -> str:
-    """A fingerprint of what all ranks of an engine have in common."""
+def _fingerprint(config: Any) -> bytes:
+    """Of what all ranks of an engine have in common, and all engines that can use its pages."""
     try:
         arguments = get_server_args()
     except ValueError:  # no server, but a cache controller by itself
         arguments = None
     fields = [f"{name}={getattr(arguments, name, None)}" for name in _ARGUMENTS]
-    octets = key_of("sglang", _KEYS_ARE, said, str(config.model_name), *fields)
-    return f"sglang:{hashlib.blake2b(octets, digest_size=16).hexdigest()}"
+    return hashlib.blake2b(key_of("sglang", _KEYS_ARE, str(config.model_name), *fields), digest_size=16).digest()
 
 
 def _octets(page: torch.Tensor) -> Any:

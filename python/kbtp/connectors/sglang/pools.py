@@ -38,7 +38,7 @@ class Pool:
     """Otherwise its pages are copied: this pool does not say where they lie."""
 
     @classmethod
-    def of(cls, config: Any, name: str, host: Any) -> Pool:
+    def of(cls, config: Any, model: bytes, name: str, host: Any) -> Pool:
         sizes, in_place = _cut(name, host)
         ranks = [config.pp_rank, config.pp_size, config.attn_cp_rank, config.attn_cp_size]
         ranks += [config.dcp_rank, config.dcp_size]
@@ -46,7 +46,7 @@ class Pool:
         shape = [f"{field}={getattr(host, field, None)}" for field in _SHAPE]
         form = (type(host).__name__, key_of(*shape), key_of(*sizes), int(in_place))
         segments = tuple(key_of(number) for number in range(len(sizes)))
-        return cls(host, key_of(str(name), key_of(*ranks), *form), segments, in_place)
+        return cls(host, key_of(model, str(name), key_of(*ranks), *form), segments, in_place)
 
     def names(self, keys: Sequence[str]) -> list[bytes]:
         pages = [self.prefix + key_of(key) for key in keys]
