@@ -23,7 +23,7 @@ from sglang.srt.server_args import ServerArgs, set_global_server_args_for_schedu
 
 CONFIGURATION = json.loads((Path(__file__).parent / "configuration.json").read_text())
 PAGE, LAYERS, HEADS, HEAD_DIM, TOKENS = 64, 4, 2, 64, 16384
-DEADLINE_S = 30.0  # of one operation, for a machine that is busy
+DEADLINE_S = 15.0  # of one operation, on a machine that is busy
 RANK = {
     f"{group}_{what}": of for group in ("tp", "pp", "attn_tp", "attn_dcp") for what, of in (("rank", 0), ("size", 1))
 }
