@@ -17,8 +17,9 @@ from typing import Any
 import absent  # noqa: F401
 import torch
 from sglang.srt.managers import cache_controller
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
 CONFIGURATION = json.loads((Path(__file__).parent / "configuration.json").read_text())
@@ -34,17 +35,9 @@ class Engine:
 
     def __init__(
         self, url: str, *, layout: str = "page_first", dtype: torch.dtype = torch.float16, model: str = "model",
-        tp: tuple[int, int] = (0, 1), arguments: dict[str, str] | None = None, **options: object,
+        tp: tuple[int, int] = (0, 1), arguments: dict[str, str] | None = None, mla: bool = False, **options: object,
     ) -> None:  # fmt: skip
-        device = MHATokenToKVPool(
-            size=TOKENS, page_size=PAGE, dtype=dtype, head_num=HEADS, head_dim=HEAD_DIM, layer_num=LAYERS,
-            device="cpu", enable_memory_saver=False,
-        )  # fmt: skip
-        self.host = MHATokenToKVPoolHost(
-            device.get_buffer_info() if hasattr(device, "get_buffer_info") else device._mha_buffer_info(),
-            2.0, 0, PAGE, layout, pin_memory=False, device="cpu", device_capacity_tokens=TOKENS, start_layer=0,
-            end_layer=LAYERS,
-        )  # fmt: skip
+        device, self.host = (_mla if mla else _mha)(layout, dtype)
         parallel = types.SimpleNamespace(**{**RANK, "attn_dp_rank": 0, "tp_rank": tp[0], "tp_size": tp[1]})
         cache_controller.get_parallel = lambda: parallel  # what torch.distributed tells else
         cache_controller.is_dp_attention_enabled = lambda: False
@@ -119,6 +112,30 @@ class Engine:
             yield indices, indices[::PAGE].tolist()
         finally:
             self.host.free(indices)
+
+
+def _mha(layout: str, dtype: torch.dtype) -> tuple[Any, Any]:
+    device = MHATokenToKVPool(
+        size=TOKENS, page_size=PAGE, dtype=dtype, head_num=HEADS, head_dim=HEAD_DIM, layer_num=LAYERS,
+        device="cpu", enable_memory_saver=False,
+    )  # fmt: skip
+    host = MHATokenToKVPoolHost(
+        device._mha_buffer_info(), 2.0, 0, PAGE, layout, pin_memory=False, device="cpu", device_capacity_tokens=TOKENS,
+        start_layer=0, end_layer=LAYERS,
+    )  # fmt: skip
+    return device, host
+
+
+def _mla(layout: str, dtype: torch.dtype) -> tuple[Any, Any]:
+    device = MLATokenToKVPool(
+        size=TOKENS, page_size=PAGE, dtype=dtype, kv_lora_rank=128, qk_rope_head_dim=64, layer_num=LAYERS,
+        device="cpu", enable_memory_saver=False,
+    )  # fmt: skip
+    host = MLATokenToKVPoolHost(
+        device._mla_buffer_info(), 2.0, 0, PAGE, layout, pin_memory=False, device="cpu", device_capacity_tokens=TOKENS,
+        start_layer=0, end_layer=LAYERS, target_layer_num=LAYERS,
+    )  # fmt: skip
+    return device, host
 
 
 def document(number: int, pages: int) -> list[int]:

@@ -85,6 +85,18 @@ def test_the_pool_is_registered_once_and_used_in_place(start_engine: Callable[..
     assert bool((engine.host.v_buffer[int(index[0])].view(torch.uint8) == 7).all())
 
 
+@pytest.mark.requirement("shared")
+@pytest.mark.parametrize("layout", ["page_first", "page_first_direct", "layer_first"])
+def test_ranks_that_hold_the_same_store_it_once(start_engine: Callable[..., Engine], layout: str) -> None:
+    first = start_engine(mla=True, layout=layout, tp=(0, 2))
+    assert first.store(document(1, 20)) == 20
+    assert first.controller.storage_backend._memory
+    second = start_engine(mla=True, layout=layout, tp=(1, 2))
+    assert second.controller.backup_skip
+    assert second.load(document(1, 20)) == 20
+    assert not second.controller.storage_backend._writes
+
+
 @pytest.mark.requirement("exact")
 def test_a_pool_that_does_not_say_where_its_pages_lie_has_them_copied(
     start_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch

@@ -75,7 +75,12 @@ class Pool:
 
     def memory(self) -> Iterator[tuple[Any, memoryview]]:
         """All that its pages lie in: what keeps it, and its octets."""
-        for tensor in self.host.get_hybrid_pool_buffer() if self.in_place and self.segments else ():
+        if not (self.in_place and self.segments):
+            return
+        held = (
+            self.host.get_hybrid_pool_buffer() if hasattr(self.host, "get_hybrid_pool_buffer") else self.host.kv_buffer
+        )
+        for tensor in held if isinstance(held, list | tuple) else [held]:
             storage = tensor.untyped_storage()
             if tensor.device.type == "cpu" and storage.nbytes():
                 yield storage, _octets_at(storage.data_ptr(), storage.nbytes())
