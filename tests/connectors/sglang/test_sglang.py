@@ -20,7 +20,7 @@ from sglang.srt.environ import envs
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 
 PAGES = 150  # more than SGLang moves at once
-TIMEOUT_S = 1.0
+TIMEOUT_S = 2.0
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def in_another_process(what: str, url: str, *, number: int, pages: int) -> dict[
         [sys.executable, Path(__file__).parent / "engine.py", what, url, str(number), str(pages)],
         stdout=subprocess.PIPE,
         check=True,
-        timeout=DEADLINE_S * 3,
+        timeout=120,
         env={**os.environ, "PYTHONHASHSEED": "77"},  # not as here
     )
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -120,7 +120,7 @@ def test_a_second_process_sees_the_first_one_s_prefix(cluster: Any) -> None:
 
 
 class Busy(threading.Thread):
-    """An engine that loads the same prefix over and over, and stores it again when it is not there."""
+    """An engine that loads the same prefix over and over, and stores it again when it is not there whole."""
 
     def __init__(self, engine: Engine, tokens: list[int]) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Busy(threading.Thread):
         try:
             while not self.stopping.is_set():
                 self.loaded.append(self.engine.load(self.tokens))
-                if not self.loaded[-1]:
+                if not is_hit(self.loaded[-1]):
                     self.engine.store(self.tokens)
         except BaseException as fault:
             self.fault = fault
