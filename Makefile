@@ -21,7 +21,7 @@ COVERAGE_MIN := 95
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/demo.stamp  ## a target, a prefill and a decode process share the KV cache of a small model
+demo: $(VENV)/demo.stamp  ## processes share the KV cache of a small model, by handle and by key
 	$(BIN)/python examples/demo/run.py
 
 # The demo's model is part of the tests; loadscope loads it once. Hypothesis's profile "ci" draws the same examples each run

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-import re
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 import events
 
@@ -18,8 +20,21 @@ PATIENCE_S = 120.0
 STOP_S = 10.0
 """How long a child may take to end after SIGTERM before it is killed."""
 
-_READY = re.compile(r"kbtp://[^\s\"]+")
 _LONGEST_LINE_BYTES = 1 << 20
+_HERE = Path(__file__).parent
+
+# Numpy's matrix products use one thread unless told otherwise. It must be the same number in all model processes,
+# and more of them wait for each other in a busy loop: on a machine whose processors are taken (a container, a
+# build machine) the prefill of this small model then takes ten times as long, not half.
+THREADS = {name: os.environ.get(name, "1") for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")}
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """Where a target is, and the index beside it; empty if it has none."""
+
+    url: str
+    index_url: str
 
 
 class DemoFailed(Exception):
@@ -50,13 +65,14 @@ class Child:
                 raise DemoFailed(f"the {self.name} process said {message} where {expected.__name__} was expected")
             progress(message)
 
-    async def hear_url(self) -> str:
-        """The address in the one line that `kbtp serve` prints as soon as it can be connected to."""
+    async def hear_serving(self) -> Serving:
+        """The one line that `kbtp serve --json` prints as soon as it can be connected to."""
         line = await self._line()
-        found = _READY.search(line)
-        if found is None:
-            raise DemoFailed(f"the {self.name} process gave no address: {line.strip()!r}")
-        return found.group()
+        try:
+            said = json.loads(line)
+            return Serving(said["url"], said.get("index", ""))
+        except (ValueError, TypeError, KeyError):
+            raise DemoFailed(f"the {self.name} process gave no address: {line.strip()!r}") from None
 
     async def end(self) -> None:
         """Wait until the child has ended by itself, its work done."""
@@ -117,3 +133,15 @@ async def running(name: str, *arguments: str, environment: Mapping[str, str]) ->
         yield child
     finally:
         await child.reap()
+
+
+def script(name: str) -> str:
+    """The path of the demo's module `name`, to run as a process."""
+    return str(_HERE / f"{name}.py")
+
+
+def serving(pool_blocks: int, block_bytes: int, *options: str) -> AbstractAsyncContextManager[Child]:
+    """A target, on a port that is free."""
+    sizes = ["--block-size", str(block_bytes), "--pool-blocks", str(pool_blocks)]
+    always = ["--port", "0", "--log-level", "warning", "--json"]
+    return running("target", "-m", "kbtp", "serve", *always, *sizes, *options, environment={})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar, get_args
 
 BlockName: TypeAlias = tuple[int, int, int]
 """Handle, Generation and Data Length (octets) of one block in the target."""
@@ -74,10 +74,41 @@ class Written:
     first_token_s: float
 
 
-Message: TypeAlias = Ready | PrefillJob | Progress | Stored | DecodeJob | Loaded | Written
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A question about a document, for an instance with the keyed cache; if it is to `compare`, once more without."""
+
+    index_url: str
+    document_path: str
+    question: str
+    new_token_count: int
+    compare: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What a request came to. Its first token took looking up, loading and computing, all of them together."""
+
+    prompt_token_count: int
+    cached_token_count: int
+    stored_token_count: int
+    loaded_bytes: int
+    look_up_s: float
+    load_s: float
+    compute_s: float
+    store_s: float
+    tokens: list[int]
+    text: str
+
+    @property
+    def first_token_s(self) -> float:
+        return self.look_up_s + self.load_s + self.compute_s
+
+
+Message: TypeAlias = Ready | PrefillJob | Progress | Stored | DecodeJob | Loaded | Written | Request | Answered
 M = TypeVar("M", bound=Message)
 
-_CLASSES = {cls.__name__: cls for cls in (Ready, PrefillJob, Progress, Stored, DecodeJob, Loaded, Written)}
+_CLASSES = {cls.__name__: cls for cls in get_args(Message)}
 
 
 def to_line(message: Message) -> str:

@@ -1,121 +1,80 @@
-"""`make demo`: a KV cache computed in one process, kept in a second, used in a third.
+"""`make demo`: what a KV cache outside of the process that computed it is good for, in two parts.
 
-1. The target, `kbtp serve`, holds the blocks.
-2. The prefill process reads a prompt and ALLOC_STOREs its KV cache, then writes the continuation by itself.
-3. The decode process LOADs the blocks and writes the continuation without ever seeing the prompt.
+1. `hand_over.py`: a prefill process stores the KV cache of a prompt by block, and a decode process goes on with it.
+2. `share.py`: two instances with a keyed cache are asked about one document; the second loads what the first computed.
 
-Both texts must be equal token for token; if they are not, this says so and ends with exit code 1.
+Texts with a loaded cache and without must be equal token for token; if they are not, this says so and ends with exit
+code 1.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import sys
-from contextlib import AsyncExitStack
+import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
-import events
-from child import Child, DemoFailed, running
-from report import Report
+from child import DemoFailed
+from display import Display
+from hand_over import hand_over
+from report import Report, SharedPrefix
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from share import share
 
 _HERE = Path(__file__).parent
-
-# Numpy's matrix products use one thread unless told otherwise. It must be the same number in both model processes,
-# and more of them wait for each other in a busy loop: on a machine whose processors are taken (a container, a
-# build machine) the prefill of this small model then takes ten times as long, not half.
-_THREADS = {name: os.environ.get(name, "1") for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")}
+_QUESTIONS = "How many rooms does the guest house have?", "How much does a night cost?"
 
 
-class Display:
-    """What the person at the terminal sees while it works: a bar, or plain lines where there is no terminal."""
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    async def follow(self, child: Child) -> events.Stored:
-        """Show the progress of the prefill until its blocks are stored."""
-        if not self._console.is_terminal:
-            return await child.hear(events.Stored, self._line)
-        columns = TextColumn("prefill"), BarColumn(), MofNCompleteColumn(), TextColumn("tokens"), TimeElapsedColumn()
-        with Progress(*columns, console=self._console) as bar:
-            task = bar.add_task("prefill", total=None)
-            return await child.hear(
-                events.Stored, lambda seen: bar.update(task, completed=seen.done_tokens, total=seen.total_tokens)
-            )
-
-    def _line(self, seen: events.Progress) -> None:
-        self.say(f"prefill: {seen.done_tokens} of {seen.total_tokens} tokens")
+    prompt_path: Path
+    document_path: Path
+    questions: tuple[str, str]
+    new_token_count: int
+    pool_blocks: int
 
 
-async def demo(prompt_path: Path, new_token_count: int, pool_blocks: int, display: Display) -> Report:
-    """Run the three processes, one after the other where times are taken; raises DemoFailed."""
-    # Should this be cut short, the model processes end first and so do not see their target go.
-    async with AsyncExitStack() as targets, AsyncExitStack() as models:
-        display.say("two processes load SmolLM2-135M-Instruct ...")
-        prefill = await models.enter_async_context(running("prefill", str(_HERE / "prefill.py"), environment=_THREADS))
-        decode = await models.enter_async_context(running("decode", str(_HERE / "decode.py"), environment=_THREADS))
-        ready = await prefill.hear(events.Ready)
-        await decode.hear(events.Ready)
-
-        sizes = ["--block-size", str(ready.block_bytes), "--pool-blocks", str(pool_blocks)]
-        options = ["--port", "0", *sizes, "--namespace", ready.namespace, "--log-level", "warning"]
-        serve = running("target", "-m", "kbtp", "serve", *options, environment={})
-        target = await targets.enter_async_context(serve)
-        url = await target.hear_url()
-        display.say(f"the target serves {pool_blocks} blocks of {ready.block_bytes:,} octets at {url}")
-
-        await prefill.tell(events.PrefillJob(url, str(prompt_path), new_token_count))
-        stored = await display.follow(prefill)
-        reference = await prefill.hear(events.Written)
-        await prefill.end()
-        display.say("the prefill process has stored its blocks and ended; the decode process loads them")
-
-        await decode.tell(events.DecodeJob(url, stored.incarnation, stored.blocks, stored.tail, new_token_count))
-        loaded = await decode.hear(events.Loaded)
-        cached = await decode.hear(events.Written)
-        await decode.end()
-        await target.stop()
-
-    return Report(
-        prompt_tokens=stored.prompt_token_count,
-        blocks=len(stored.blocks),
-        octets=sum(length_bytes for _, _, length_bytes in stored.blocks),
-        prefill_s=stored.prefill_s,
-        store_s=stored.store_s,
-        connect_s=loaded.connect_s,
-        load_s=loaded.load_s,
-        first_token_without_cache_s=stored.prefill_s + reference.first_token_s,
-        first_token_with_cache_s=loaded.load_s + cached.first_token_s,
-        reference_tokens=reference.tokens,
-        reference_text=reference.text,
-        cached_tokens=cached.tokens,
-        cached_text=cached.text,
-    )
-
-
-async def _until_signalled(prompt_path: Path, new_token_count: int, pool_blocks: int, display: Display) -> Report:
-    """`demo`, cancelled by SIGTERM as Ctrl-C does it, so that no child is left behind."""
+async def demo(options: Options, display: Display) -> tuple[Report, SharedPrefix]:
+    """Both parts, one after the other; raises DemoFailed."""
+    # Cancelled as Ctrl-C does it, so that no child is left behind: also when the terminal is closed.
     task = asyncio.current_task()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await demo(prompt_path, new_token_count, pool_blocks, display)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+
+    display.begin("1 of 2: one process computes a prompt, another goes on with it")
+    handed = await hand_over(options.prompt_path, options.new_token_count, options.pool_blocks, display)
+    display.begin("2 of 2: two instances are asked about one document")
+    shared = await share(
+        options.document_path, options.questions, options.new_token_count, options.pool_blocks, display
+    )
+    return handed, shared
 
 
-def show(report: Report, prompt: str, display: Display, console: Console) -> None:
-    """The table, and what was written after the prompt's last line."""
-    console.print(report.table())
+def show(handed: Report, shared: SharedPrefix, options: Options, display: Display, console: Console) -> None:
+    """The tables, and what was written."""
+    prompt = options.prompt_path.read_text(encoding="utf-8").strip()
+    display.begin("1 of 2: the KV cache has moved from the prefill process to the decode process")
+    console.print(handed.table())
     display.say(f"the prompt ends:            {prompt.splitlines()[-1]}")
-    display.say(f"the prefill process wrote: {report.reference_text!r}")
-    display.say(f"the decode process wrote:  {report.cached_text!r}")
+    display.say(f"the prefill process wrote: {handed.reference_text!r}")
+    display.say(f"the decode process wrote:  {handed.cached_text!r}")
+
+    display.begin("2 of 2: the second instance has found the document in the cache")
+    console.print(shared.table())
+    display.say(f"the first was asked:        {shared.questions[0]}")
+    display.say(f"it answered:               {shared.first.text!r}")
+    display.say(f"the second was asked:       {shared.questions[1]}")
+    display.say(f"with the cache it says:    {shared.second.text!r}")
+    display.say(f"without the cache:         {shared.compared.text!r}")
+    display.say(shared.summary)
 
 
 @click.command()
@@ -126,28 +85,48 @@ def show(report: Report, prompt: str, display: Display, console: Console) -> Non
     default=_HERE / "prompt.txt",
     help="The text to continue.",
 )
-@click.option("--new-tokens", type=click.IntRange(1, 512), default=32, show_default=True, help="How many to write.")
-@click.option("--pool-blocks", type=click.IntRange(1), default=64, show_default=True, help="The size of the target.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
-def main(prompt_path: Path, new_tokens: int, pool_blocks: int, as_json: bool) -> None:
-    """Move the KV cache of a prompt from a prefill process to a decode process, and prove that it arrived."""
+@click.option(
+    "--document",
+    "document_path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    default=_HERE / "document.txt",
+    help="The text that both questions are about.",
+)
+@click.option("--questions", nargs=2, default=_QUESTIONS, help="Two questions about the document.")
+@click.option(
+    "--new-tokens",
+    "new_token_count",
+    type=click.IntRange(1, 512),
+    default=32,
+    show_default=True,
+    help="How many to write.",
+)
+@click.option("--pool-blocks", type=click.IntRange(1), default=64, show_default=True, help="The size of each target.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the tables.")
+def main(as_json: bool, **chosen: Any) -> None:
+    """Move the KV cache of a prompt from process to process, share that of a document, and prove that it arrived."""
+    options = Options(**chosen)
     console = Console(stderr=as_json)
     display = Display(console)
+    began = time.monotonic()
     try:
-        report = asyncio.run(_until_signalled(prompt_path, new_tokens, pool_blocks, display))
+        handed, shared = asyncio.run(demo(options, display))
     except DemoFailed as failure:
-        console.print(f"[bold red]DEMO FAILED[/]: {failure}")
+        display.fail(str(failure))
         sys.exit(1)
     except (asyncio.CancelledError, KeyboardInterrupt):
         console.print("stopped; all processes have ended")
         sys.exit(130)
     if as_json:
-        print(json.dumps(report.as_dict()))
+        print(json.dumps({**handed.as_dict(), "shared_prefix": shared.as_dict()}))
     else:
-        show(report, prompt_path.read_text(encoding="utf-8").strip(), display, console)
-    if report.difference:
-        console.print(f"[bold red]DEMO FAILED[/]: the texts differ: {report.difference}")
+        show(handed, shared, options, display, console)
+    failures = [part.failure for part in (handed, shared) if part.failure]
+    for why in failures:
+        display.fail(why)
+    if failures:
         sys.exit(1)
+    display.say(f"\nall of it took {time.monotonic() - began:.0f} s, and no process is left")
 
 
 if __name__ == "__main__":

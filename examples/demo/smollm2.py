@@ -15,8 +15,9 @@ to the bit, not only nearly:
 3. Only full blocks are cached, and every run cuts the prompt at the same place: the full blocks first, then
    the *tail*, one call of 1 to 16 tokens, then one token a call. From the tail on, both runs make the same
    calls with the same shapes on the same octets. How the full blocks were cut into chunks does not matter to
-   the comparison, because their only trace is the float16 in the cache.
-4. Both run the same numpy with the same number of threads (`run.py` sees to it).
+   the comparison, because their only trace is the float16 in the cache. A run that loads a prefix only and computes
+   the blocks behind it does need the same chunks there: so such a prefix ends where a chunk does (`prefix.py`).
+4. Both run the same numpy with the same number of threads (`child.py` sees to it).
 
 The tail always holds the last token of the prompt, because the first new token follows from its logits.
 """

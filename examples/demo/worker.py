@@ -1,4 +1,4 @@
-"""What the prefill and the decode process have in common: the model, and how it continues a text."""
+"""What the processes with a model have in common: the model, and how it continues a text."""
 
 from __future__ import annotations
 

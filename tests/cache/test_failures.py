@@ -212,6 +212,21 @@ def failing(clock: Clock) -> Failing:
     return Failing(clock)
 
 
+def test_that_the_index_is_away_is_told_once(
+    open_cache: OpenCache, failing: Failing, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = open_cache(index=failing)
+    for _ in range(2):
+        failing.fails = (object,)
+        for _ in range(5):
+            cache.get_into(b"key", bytearray(5))
+            cache.put(b"key", b"value")
+        failing.fails = ()
+        cache.put(b"key", b"value")
+    assert caplog.text.count("the index is not available") == 2
+    assert cache.counters.index_failures == 20
+
+
 def test_without_an_index_gets_are_misses_and_puts_are_refused(open_cache: OpenCache, failing: Failing) -> None:
     cache = open_cache(index=failing)
     cache.put(b"key", b"value")

@@ -26,19 +26,22 @@ TARGET = Announcement(5, "kbtp://10.0.0.1", 4096, 16)
 
 
 class Flaky(MemoryIndex):
-    """Refuses announcements while `fails`; tells of each try."""
+    """Refuses announcements while `fails`; tells of each that it refused, and of each that it took."""
 
     def __init__(self, clock: Clock) -> None:
         self.fails = False
-        self.tries = threading.Semaphore(0)
+        self.refused = threading.Semaphore(0)
+        self.taken = threading.Semaphore(0)
         super().__init__(clock)
 
     def perform(self, step: IndexStep) -> Any:
-        if isinstance(step, Announce | Withdraw):
-            self.tries.release()
-            if self.fails:
-                raise IndexUnavailable("no answer")
-        return super().perform(step)
+        if isinstance(step, Announce | Withdraw) and self.fails:
+            self.refused.release()
+            raise IndexUnavailable("no answer")
+        answer = super().perform(step)
+        if isinstance(step, Announce):
+            self.taken.release()
+        return answer
 
 
 def test_a_target_announces_itself_again_and_again(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
@@ -47,10 +50,10 @@ def test_a_target_announces_itself_again_and_again(clock: Clock, caplog: pytest.
     with caplog.at_level(logging.INFO, "kbtp.index"):
         announcer = Announcer(index, TARGET, beat_s=0.001)
         for _ in range(3):
-            assert index.tries.acquire(timeout=10)
+            assert index.refused.acquire(timeout=10)
         index.fails = False
         for _ in range(3):
-            assert index.tries.acquire(timeout=10)
+            assert index.taken.acquire(timeout=10)
         assert index.perform(ListTargets()) == [TARGET]
         announcer.close()
         announcer.close()

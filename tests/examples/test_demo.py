@@ -14,9 +14,9 @@ from pathlib import Path
 import events
 import pytest
 import run
-from child import Child, DemoFailed, running
+from child import Child, DemoFailed, Serving, running
 from click.testing import CliRunner, Result
-from report import Report
+from report import Report, SharedPrefix
 
 import kbtp
 
@@ -36,6 +36,24 @@ REPORT = Report(
     cached_text=" the old lamp",
 )
 
+ANSWERED = events.Answered(
+    prompt_token_count=90,
+    cached_token_count=64,
+    stored_token_count=0,
+    loaded_bytes=4 * 368_640,
+    look_up_s=0.002,
+    load_s=0.003,
+    compute_s=0.25,
+    store_s=0.001,
+    tokens=[7, 8, 9],
+    text=" five rooms",
+)
+SHARED = SharedPrefix(
+    ("How many rooms?", "How much is a night?"),
+    first=dataclasses.replace(ANSWERED, cached_token_count=0, stored_token_count=64, text=" other"),
+    second=ANSWERED,
+    compared=dataclasses.replace(ANSWERED, cached_token_count=0, compute_s=1.5),
+)
 
 PROMPT = (
     "The keeper of the lighthouse is Marta, the baker is Oskar, the goat is Admiral and the doctor is Imre. "
@@ -43,12 +61,20 @@ PROMPT = (
 )
 
 
-@pytest.mark.timeout(180)  # two processes load a model, beside whatever else the machine is doing
-def test_three_processes_write_one_text(demo_folder: Path, tmp_path: Path) -> None:
-    prompt = tmp_path / "prompt.txt"
+DOCUMENT = (
+    "The guest house of the lighthouse has five rooms. The blue room looks to the north, and the green room is the "
+    "warmest. The price of a night is thirty crowns. The goat is called Admiral and has eaten two hats. "
+)
+
+
+@pytest.mark.timeout(180)  # four processes load a model, beside whatever else the machine is doing
+def test_the_processes_of_both_parts_write_one_text(demo_folder: Path, tmp_path: Path) -> None:
+    prompt, document = tmp_path / "prompt.txt", tmp_path / "document.txt"
     prompt.write_text(PROMPT, encoding="utf-8")
+    document.write_text(DOCUMENT, encoding="utf-8")
+    files = ["--prompt", str(prompt), "--document", str(document)]
     done = subprocess.run(
-        [sys.executable, str(demo_folder / "run.py"), "--json", "--prompt", str(prompt), "--new-tokens", "6"],
+        [sys.executable, str(demo_folder / "run.py"), "--json", *files, "--new-tokens", "6"],
         capture_output=True,
         text=True,
         timeout=170,
@@ -62,25 +88,70 @@ def test_three_processes_write_one_text(demo_folder: Path, tmp_path: Path) -> No
     assert (result["blocks"], result["octets"]) == (2, 2 * 368_640)
     assert "prefill: 32 of 32 tokens" in done.stderr
 
+    shared = result["shared_prefix"]
+    first, second, compared = shared["first"], shared["second"], shared["second_without_cache"]
+    assert shared["equal"] and len(second["tokens"]) == 6
+    assert (first["cached_token_count"], first["stored_token_count"]) == (0, 64)
+    assert (second["cached_token_count"], second["loaded_bytes"]) == (64, 4 * 368_640)
+    assert compared["cached_token_count"] == compared["look_up_s"] == compared["load_s"] == 0
+    assert second["tokens"] == compared["tokens"] and second["text"] == compared["text"]
 
-def outcome(monkeypatch: pytest.MonkeyPatch, *options: str, report: Report | DemoFailed) -> Result:
-    """What the command does when its processes come to `report`."""
 
-    async def processes(*_: object) -> Report:
+def outcome(
+    monkeypatch: pytest.MonkeyPatch, *options: str, report: Report | DemoFailed = REPORT, shared: SharedPrefix = SHARED
+) -> Result:
+    """What the command does when its processes come to `report` and `shared`."""
+
+    async def first_part(*_: object) -> Report:
         if isinstance(report, DemoFailed):
             raise report
         return report
 
-    monkeypatch.setattr(run, "demo", processes)
+    async def second_part(*_: object) -> SharedPrefix:
+        return shared
+
+    monkeypatch.setattr(run, "hand_over", first_part)
+    monkeypatch.setattr(run, "share", second_part)
     return CliRunner().invoke(run.main, options)
 
 
-def test_equal_texts_are_shown_with_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = outcome(monkeypatch, report=REPORT)
+def test_equal_texts_are_shown_with_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = outcome(monkeypatch)
     assert result.exit_code == 0, result.output
-    for shown in ("368,640", "prefill", "store", "load", "without the cache", "yes, token for token"):
+    for shown in ("368,640", "prefill", "store", "load", "without the cache", "put into the cache"):
         assert shown in result.output
-    assert result.output.count("' the old lamp'") == 2
+    assert result.output.count("yes, token for token") == 2
+    assert result.output.count("' the old lamp'") == result.output.count("' five rooms'") == 2
+    assert "255.0 ms with the prefix from the cache, 1,505.0 ms without" in result.output
+
+
+def test_all_of_it_is_one_json_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = outcome(monkeypatch, "--json")
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    assert said["equal"] and said["shared_prefix"]["equal"]
+    assert said["shared_prefix"]["second"]["first_token_s"] == pytest.approx(0.255)
+    assert said["shared_prefix"]["questions"] == list(SHARED.questions)
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+@pytest.mark.parametrize(
+    ("of", "fields", "failure"),
+    [
+        ("second", {"tokens": [7, 8, 6]}, "the answers differ: new token 3 is 6 with the cache and 9 without it"),
+        ("second", {"tokens": [7]}, "the answers differ: 1 new tokens with the cache and 3 without it"),
+        ("second", {"cached_token_count": 0}, "the second request has found no prefix in the cache"),
+        ("first", {"stored_token_count": 0}, "the first request has put nothing into the cache"),
+    ],
+)
+def test_a_prefix_that_is_not_shared_fails_the_demo_loudly(
+    monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], of: str, fields: dict[str, object], failure: str
+) -> None:
+    changed = dataclasses.replace(getattr(SHARED, of), **fields)
+    result = outcome(monkeypatch, *options, shared=dataclasses.replace(SHARED, **{of: changed}))
+    assert result.exit_code == 1
+    assert f"DEMO FAILED: {failure}" in result.output
+    assert ("NO" in result.stdout) == ("differ" in failure and not options)
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
@@ -107,11 +178,11 @@ def in_child(code: str, meet: Callable[[Child], Awaitable[object]]) -> object:
 
 
 # Says its process id where a target says its address, and stays until it is stopped.
-SERVE = "import os, signal; print(f'kbtp://{os.getpid()}', flush=True); signal.pause()"
+SERVE = "import json, os, signal; print(json.dumps({'url': str(os.getpid())}), flush=True); signal.pause()"
 
 
 async def stopped_when_ready(child: Child) -> None:
-    await child.hear_url()
+    await child.hear_serving()
     await child.stop()
 
 
@@ -136,17 +207,19 @@ def test_progress_is_heard_on_the_way_to_another_message() -> None:
     assert seen == [events.Progress(64, 96)]
 
 
-def test_the_address_is_found_in_the_line_of_kbtp_serve() -> None:
-    line = "kbtp: serving kbtp://127.0.0.1:40123 with 64 blocks"
-    assert in_child(f"print({line!r})", Child.hear_url) == "kbtp://127.0.0.1:40123"
+@pytest.mark.parametrize("index_url", ["", "valkey://127.0.0.1:40124"])
+def test_the_addresses_are_found_in_the_line_of_kbtp_serve(index_url: str) -> None:
+    line = json.dumps({"url": "kbtp://127.0.0.1:40123", **({"index": index_url} if index_url else {})})
+    assert in_child(f"print({line!r})", Child.hear_serving) == Serving("kbtp://127.0.0.1:40123", index_url)
 
 
 @pytest.mark.parametrize(
     ("code", "meet", "failure"),
     [
-        ("raise SystemExit(3)", Child.hear_url, "ended with exit code 3"),
-        ("pass", Child.hear_url, "ended too early"),
-        ("print('hello')", Child.hear_url, "gave no address: 'hello'"),
+        ("raise SystemExit(3)", Child.hear_serving, "ended with exit code 3"),
+        ("pass", Child.hear_serving, "ended too early"),
+        ("print('hello')", Child.hear_serving, "gave no address: 'hello'"),
+        ("print('[]')", Child.hear_serving, r"gave no address: '\[\]'"),
         ("raise SystemExit(4)", Child.end, "ended with exit code 4"),
         (SERVE, stopped_when_ready, "ended with exit code -15"),
         (
@@ -170,7 +243,7 @@ def test_a_child_is_ended_when_the_demo_fails() -> None:
     pids: list[int] = []
 
     async def fail(child: Child) -> None:
-        pids.append(int((await child.hear_url()).removeprefix("kbtp://")))
+        pids.append(int((await child.hear_serving()).url))
         raise DemoFailed("of another process")
 
     with pytest.raises(DemoFailed, match="of another process"):

@@ -51,6 +51,23 @@ def test_octets_of_full_blocks_are_all_that_a_second_cache_needs(model: smollm2.
     assert loaded.blocks.tobytes() == computed.blocks.tobytes(), "K and V of the tail and the new tokens as well"
 
 
+def test_behind_a_prefix_of_whole_chunks_all_is_computed_to_the_same_octets(
+    model: smollm2.Model, tokenizer: Tokenizer
+) -> None:
+    prompt = tokenizer.encode(" ".join([PROMPT] * 5))
+    computed = prefilled(model, prompt, 4)
+    prefix = smollm2.CHUNK_TOKENS
+    assert prefix < computed.full_token_count and computed.full_token_count % prefix
+
+    continued = smollm2.KvCache(model.shape, len(prompt), 4)
+    blocks = prefix // smollm2.BLOCK_TOKENS
+    continued.blocks[:blocks] = computed.blocks[:blocks]
+    model.extend(prompt[prefix : continued.full_token_count], continued, prefix)
+
+    assert written(model, prompt, continued, 4) == written(model, prompt, computed, 4)
+    assert continued.blocks.tobytes() == computed.blocks.tobytes()
+
+
 def test_without_the_cached_blocks_the_text_is_another(model: smollm2.Model, tokenizer: Tokenizer) -> None:
     prompt = tokenizer.encode(PROMPT)
     empty = smollm2.KvCache(model.shape, len(prompt), 4)

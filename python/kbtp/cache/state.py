@@ -45,6 +45,7 @@ class State:
         """The index has lost our records."""
         self.unsure: list[Entry] = []
         """Records that were given up though they may have been published."""
+        self._index_is_away = False
         self._eviction = eviction
         self._mail: dict[bytes, dict[bytes, None]] = {}
         self._mail_count = 0
@@ -72,10 +73,14 @@ class State:
             log.warning("the index has begun anew: what this writer holds is announced again")
             self.must_announce = True
         self.life = life
+        self._index_is_away = False
 
     def index_failed(self, error: IndexUnavailable) -> None:
+        """One line of the log, however many calls find it so."""
         self.counters.index_failures += 1
-        log.warning("the index is not available: %s", error)
+        if not self._index_is_away:
+            log.warning("the index is not available: %s", error)
+        self._index_is_away = True
 
     def parsed(self, octets: bytes) -> Record | None:
         """None for what cannot be read: a later version's, or damaged."""

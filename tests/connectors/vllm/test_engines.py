@@ -168,10 +168,7 @@ def test_the_target_back_there_are_hits_again(pair: Pair) -> None:
 
 def test_blocks_that_are_used_again_at_once_are_saved_as_they_were(pair: Pair, tmp_path: Path) -> None:
     """An engine with room for two prompts: requests are preempted, and blocks overwritten right after their save."""
-    if pair.kind == "tier":
-        transfer = tier(pair.cluster.url)
-    else:
-        transfer = connector(pair.cluster.url, staging_bytes=8 << 20)
+    transfer = tier(pair.cluster.url) if pair.kind == "tier" else connector(pair.cluster.url, staging_bytes=8 << 20)
     small = Engine(tmp_path / "model", transfer, num_gpu_blocks_override=26, max_model_len=640)
     numbers = pair.fresh(8)
     tokens = pair.second.generate(*numbers, new_tokens=100)
