@@ -228,3 +228,17 @@ def test_a_partition_that_is_refused_changes_nothing(monkeypatch: pytest.MonkeyP
     assert store.free_blocks == 3
     assert store.quotas.grant("direct", 1) == 1
     assert store.open_partition("direct", 2) is not None
+
+
+@pytest.mark.parametrize(
+    ("slots", "head", "words"),
+    [
+        (object(), bytearray(8), "ring slots: a buffer of words expected"),
+        (bytearray(32), object(), "Head: a buffer of words expected"),
+        (bytearray(12), bytearray(8), "ring slots: writable words"),
+        (bytearray(32), bytes(8), "Head: writable words"),
+    ],
+)
+def test_memory_that_is_no_words_is_refused_by_name(slots: object, head: object, words: str) -> None:
+    with pytest.raises(ApiMisuse, match=words):
+        a_store(**DIRECT).native.open_partition(0, 1, 2, slots, head)  # type: ignore[arg-type]
