@@ -149,6 +149,18 @@ def test_no_partition_where_no_gap_is_long_enough(a_store: NewStore) -> None:
     assert opened(store, "D", 1).first == block(2)
 
 
+def test_no_memory_for_a_ring_is_no_room_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(_length: int) -> bytearray:
+        raise MemoryError
+
+    store = python_store(direct=2)
+    with monkeypatch.context() as patched:
+        patched.setattr("kbtp.blocks.partition.bytearray", no_memory, raising=False)
+        assert store.open_partition("direct", 2) is None
+    assert store.quotas.grant("direct", 1) == 1
+    assert opened(store, blocks=2).free_count == 2
+
+
 def test_without_blocks_set_aside_there_is_no_partition(a_store: NewStore) -> None:
     assert a_store(direct=0).open_partition("direct", 1) is None
 

@@ -79,8 +79,8 @@ class Partitions:
         self._by_holder: dict[Hashable, RingPartition] = {}
 
     def open(self, holder: Hashable, blocks: int) -> RingPartition | None:
-        """A partition of `blocks` blocks for `holder`; None where no gap has so many. Raises `ApiMisuse` for a second
-        one."""
+        """A partition of `blocks` blocks for `holder`; None where no gap has so many, or the system no memory for the
+        ring. Raises `ApiMisuse` for a second one."""
         if holder in self._by_holder:
             raise ApiMisuse(f"{holder!r} has a partition already")
         extent = self._extents.assign(blocks) if self._extents is not None else None
@@ -89,8 +89,18 @@ class Partitions:
         if extent.count < blocks:
             self._extents.release(extent)
             return None
-        order = ring_order_for(blocks)
-        ring = FreeBlockRing(
+        try:
+            ring = self._ring_over(extent)
+        except MemoryError:
+            self._extents.release(extent)
+            return None
+        partition = RingPartition(self._pool.offset_of(extent.first), blocks, ring, extent)
+        self._by_holder[holder] = partition
+        return partition
+
+    def _ring_over(self, extent: HandleRange) -> FreeBlockRing:
+        order = ring_order_for(extent.count)
+        return FreeBlockRing(
             bytearray(SLOT_BYTES << order),
             bytearray(COUNTER_BYTES),
             bytearray(COUNTER_BYTES),
@@ -99,9 +109,6 @@ class Partitions:
             self._form(order),
             self._first_ticket,
         )
-        partition = RingPartition(self._pool.offset_of(extent.first), blocks, ring, extent)
-        self._by_holder[holder] = partition
-        return partition
 
     def of(self, holder: Hashable) -> RingPartition | None:
         return self._by_holder.get(holder)
