@@ -20,6 +20,7 @@ __all__ = [
     "Region",
     "Requester",
     "Stream",
+    "joined_checksum",
     "limits",
 ]
 
@@ -201,6 +202,7 @@ class Requester:
         generation: int,
         blocks: Sequence[BlockRef | int | None],
         buffers: Sequence[object] | None,
+        checksums: bool,
     ) -> int: ...
     def run(
         self,
@@ -209,6 +211,7 @@ class Requester:
         generation: int,
         blocks: Sequence[BlockRef | int | None],
         buffers: Sequence[object] | None,
+        checksums: bool,
         timeout_s: float,
     ) -> Taken | int: ...
     def run_one(
@@ -310,6 +313,9 @@ class Device:
     def open_channel(self, threads: int) -> Channel: ...
     def punts(self) -> list[tuple[str, int]]: ...
     def close(self) -> None: ...
+
+def joined_checksum(first: int, second: int, second_bytes: int) -> int:
+    """The CRC32c over octets with CRC32c `first` and then `second_bytes` others with `second`."""
 
 def limits() -> dict[str, int | float]:
     """The numbers that the native RNIC shares with `kbtp.limits`, by the names they have there."""

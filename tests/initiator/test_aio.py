@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import crc32c
 import pytest
 
 import kbtp
@@ -156,6 +157,19 @@ def test_cancelling_twice_waits_once(fake_target: FakeTargets) -> None:
         await client.close()
 
     asyncio.run(scenario(fake_target(script).url))
+
+
+def test_checksums_of_batches_are_as_the_client_has_them(serve: Serve, best_rnic: str) -> None:
+    async def scenario(url: str) -> None:
+        async with await kbtp.connect_async(url) as client:
+            data, buffer = bytes(range(200)) * 30, bytearray(6000)
+            expected = [crc32c.crc32c(data) if best_rnic == "native" else -1]
+            stored = await client.alloc_store_many([data], checksums=True)
+            assert stored.checksums.tolist() == expected
+            loaded = await client.load_many(stored.refs, [buffer], checksums=True)
+            assert (loaded.checksums.tolist(), buffer) == (expected, data)
+
+    asyncio.run(scenario(serve().url))
 
 
 def test_batches_that_are_over_before_they_begin(serve: Serve) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import crc32c
 import pytest
 
 import kbtp
@@ -190,6 +191,32 @@ def test_batches_of_every_kind(serve: Serve, connect: Connect) -> None:
     assert all(result.ok for result in client.free_many(blocks))
     assert server.free_blocks == 16
     assert client.load_many([], into=[]) == []
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_checksums_are_known_where_the_rnic_takes_them_anyway(
+    serve: Serve, connect: Connect, best_rnic: str, registered: bool
+) -> None:
+    client = connect(serve(pool_blocks=64, block_size_bytes=200_000).url, quota=64)
+    data = [octets(length, length) for length in (0, 1, 4096, 4097, 8192, 70_000, 200_000)]
+    memory = bytearray(sum(map(len, data)))
+    if registered:
+        client.register(memory)
+    views, at = [], 0
+    for one in data:
+        views.append(memoryview(memory)[at : at + len(one)])
+        views[-1][:] = one
+        at += len(one)
+    expected = [crc32c.crc32c(one) if best_rnic == "native" else -1 for one in data]
+    stored = client.alloc_store_many(views, checksums=True).raise_for_status()
+    assert stored.checksums[1:].tolist() == expected[1:]
+    memory[:] = bytes(len(memory))
+    loaded = client.load_many(stored.refs, views, checksums=True).raise_for_status()
+    assert loaded.checksums[1:].tolist() == expected[1:]
+    assert [bytes(view) for view in views] == data
+    assert client.load_many(stored.refs, views).checksums.tolist() == [-1] * len(data)
+    missed = client.load_many([-1, stored.refs[1].handle + 1000], views[1:3], checksums=True)
+    assert missed.checksums.tolist() == [-1, -1]
 
 
 def test_a_batch_tells_each_failure_and_never_raises(serve: Serve, connect: Connect) -> None:

@@ -140,11 +140,12 @@ class AsyncClient(SessionView):
         *,
         allow_unsealed: bool = False,
         mode: Mode = "request",
+        checksums: bool = False,
         timeout_s: float | None = None,
     ) -> Results:
         """See `Client.load_many`."""
         direct = self._is_direct(mode, Feature.DIRECT_LOAD)
-        return await self._many(load_batch(blocks, into, allow_unsealed, direct), timeout_s)
+        return await self._many(load_batch(blocks, into, allow_unsealed, direct, checksums), timeout_s)
 
     async def store_many(
         self,
@@ -164,11 +165,12 @@ class AsyncClient(SessionView):
         handles: Sequence[Handle] | None = None,
         seal: bool = True,
         mode: Mode = "request",
+        checksums: bool = False,
         timeout_s: float | None = None,
     ) -> Results:
         """See `Client.alloc_store_many`."""
         direct = self._is_direct(mode, Feature.DIRECT_ALLOC)
-        return await self._many(alloc_store_batch(data, handles, seal, direct), timeout_s)
+        return await self._many(alloc_store_batch(data, handles, seal, direct, checksums), timeout_s)
 
     async def free_many(self, blocks: Sequence[BlockRef | Handle], *, timeout_s: float | None = None) -> Results:
         """See `Client.free_many`."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from kbtp.errors import ApiMisuse, KbtpError
 from kbtp.initiator.operations import Operation, Result, named
 from kbtp.types import BlockRef, Generation, Handle, Opcode, RequestFlag, Status
-from kbtp.verbs.requester import RECORD, RecordStatus
+from kbtp.verbs.requester import NO_CHECKSUM, RECORD, RecordStatus
 
 Records: TypeAlias = npt.NDArray[np.void]
 
@@ -36,7 +36,8 @@ class Results(Sequence[Result]):
         errors = {}
         for place, result in enumerate(results):
             status = RecordStatus.LOST if result.status is None else result.status
-            records[place] = (status, result.generation, result.length_bytes, result.handle, result.block_offset)
+            fields = (status, result.generation, result.length_bytes, result.handle, result.block_offset)
+            records[place] = (*fields, NO_CHECKSUM)
             if result.error is not None:
                 errors[place] = result.error
         return cls(records.tobytes(), not records["status"].any(), errors)
@@ -59,7 +60,7 @@ class Results(Sequence[Result]):
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(len(self)))]
         place = index + len(self) if index < 0 else index
-        status, generation, length_bytes, handle, block_offset = self._records[place].tolist()
+        status, generation, length_bytes, handle, block_offset, _ = self._records[place].tolist()
         error = self._errors.get(place)
         known = None if status >= RecordStatus.NO_HANDLE else Status(status)
         return Result(known, handle, generation, length_bytes, block_offset, error)
@@ -102,6 +103,12 @@ class Results(Sequence[Result]):
         return self._records["block_offset"]
 
     @property
+    def checksums(self) -> npt.NDArray[np.int64]:
+        """CRC32c of what was loaded or stored; -1 where it was not asked for or is not known. Only the native RNIC
+        knows it, of requests that are not in a direct mode: it has taken it for each FPDU anyway."""
+        return self._records["checksum"]
+
+    @property
     def refs(self) -> list[BlockRef]:
         """Those of the blocks; meaningful where a store or load succeeded."""
         fields = (self.handles.tolist(), self.generations.tolist(), self.lengths_bytes.tolist())
@@ -128,6 +135,8 @@ class Batch:
     """Instead of those of the blocks, unless 0."""
     direct: bool = False
     """In a direct mode (LOAD and ALLOC_STORE only)."""
+    checksums: bool = False
+    """Its results shall have those that are known."""
     results: Results | None = None
     when_done: Callable[[], None] | None = field(default=None, repr=False)
 
@@ -157,10 +166,14 @@ class Batch:
 
 
 def load_batch(
-    blocks: Sequence[BlockRef | Handle], into: Sequence[object], allow_unsealed: bool, direct: bool = False
+    blocks: Sequence[BlockRef | Handle],
+    into: Sequence[object],
+    allow_unsealed: bool,
+    direct: bool = False,
+    checksums: bool = False,
 ) -> Batch:
     _equally_many(blocks=blocks, into=into)
-    return Batch(Opcode.LOAD, loading(allow_unsealed), blocks, into, direct=direct)
+    return Batch(Opcode.LOAD, loading(allow_unsealed), blocks, into, direct=direct, checksums=checksums)
 
 
 def store_batch(blocks: Sequence[BlockRef | Handle], data: Sequence[object], seal: bool) -> Batch:
@@ -169,11 +182,15 @@ def store_batch(blocks: Sequence[BlockRef | Handle], data: Sequence[object], sea
 
 
 def alloc_store_batch(
-    data: Sequence[object], handles: Sequence[Handle] | None, seal: bool, direct: bool = False
+    data: Sequence[object],
+    handles: Sequence[Handle] | None,
+    seal: bool,
+    direct: bool = False,
+    checksums: bool = False,
 ) -> Batch:
     chosen: Sequence[Handle | None] = [None] * len(data) if handles is None else handles
     _equally_many(data=data, handles=chosen)
-    return Batch(Opcode.ALLOC_STORE, sealing(seal), chosen, data, direct=direct)
+    return Batch(Opcode.ALLOC_STORE, sealing(seal), chosen, data, direct=direct, checksums=checksums)
 
 
 def free_batch(blocks: Sequence[BlockRef | Handle]) -> Batch:

@@ -126,6 +126,7 @@ class Client(SessionView):
         *,
         allow_unsealed: bool = False,
         mode: Mode = "request",
+        checksums: bool = False,
         timeout_s: float | None = None,
     ) -> Results:
         """LOAD each of `blocks` into the buffer at its place in `into`; one `Result` an item, in order.
@@ -134,10 +135,11 @@ class Client(SessionView):
         connection. All of them raise `ApiMisuse` if their arguments are not equally many, or for a mode that was not
         granted. A load into memory that an
         earlier one of the batch, or one still outstanding, goes to is refused: both would be told SUCCESS.
+
+        With `checksums`, `Results.checksums` has the CRC32c of what was moved where the RNIC knows it.
         """
-        return self._many(
-            load_batch(blocks, into, allow_unsealed, self._is_direct(mode, Feature.DIRECT_LOAD)), timeout_s
-        )
+        direct = self._is_direct(mode, Feature.DIRECT_LOAD)
+        return self._many(load_batch(blocks, into, allow_unsealed, direct, checksums), timeout_s)
 
     def store_many(
         self,
@@ -157,12 +159,12 @@ class Client(SessionView):
         handles: Sequence[Handle] | None = None,
         seal: bool = True,
         mode: Mode = "request",
+        checksums: bool = False,
         timeout_s: float | None = None,
     ) -> Results:
         """ALLOC_STORE each of `data`, under `handles` or free handles of ours; one `Result` an item."""
-        return self._many(
-            alloc_store_batch(data, handles, seal, self._is_direct(mode, Feature.DIRECT_ALLOC)), timeout_s
-        )
+        direct = self._is_direct(mode, Feature.DIRECT_ALLOC)
+        return self._many(alloc_store_batch(data, handles, seal, direct, checksums), timeout_s)
 
     def free_many(self, blocks: Sequence[BlockRef | Handle], *, timeout_s: float | None = None) -> Results:
         """FREE each of `blocks`; one `Result` an item."""

@@ -13,10 +13,10 @@ from kbtp.initiator.operations import no_handle
 from kbtp.types import BlockRef, Generation, Handle, Opcode, RequestFlag, Status
 from kbtp.verbs.api import MemoryRegion
 from kbtp.verbs.buffers import RegisteredBuffer, buffer_of
-from kbtp.verbs.requester import RECORD, RecordStatus, Requester, Taken, Unprepared
+from kbtp.verbs.requester import NO_CHECKSUM, RECORD, RecordStatus, Requester, Taken, Unprepared
 
 Record: TypeAlias = tuple[int, int, int, int, int]
-"""The fields of a `RECORD`: status, generation, length, handle, block offset."""
+"""The fields of a `RECORD` but for its checksum: status, generation, length, handle, block offset."""
 
 NO_RECORD: Record = (RecordStatus.MISUSED, 0, 0, 0, 0)
 
@@ -37,11 +37,13 @@ class RnicCarrier:
     def submit(self, batch: Batch, _now_s: float) -> None:
         """Queue a batch, which gets its `results` after its `BatchDone`."""
         try:
-            number = self._requester.submit(batch.opcode, batch.flags, batch.generation, batch.blocks, batch.buffers)
+            number = self._requester.submit(
+                batch.opcode, batch.flags, batch.generation, batch.blocks, batch.buffers, batch.checksums
+            )
             wrong: Wrong = {}
         except Unprepared:
             blocks, buffers, wrong = self._prepared(batch)
-            number = self._requester.submit(batch.opcode, batch.flags, 0, blocks, buffers)
+            number = self._requester.submit(batch.opcode, batch.flags, 0, blocks, buffers, batch.checksums)
         self._batches[number] = batch, wrong
 
     def done(self, number: int) -> None:
@@ -54,11 +56,13 @@ class RnicCarrier:
         """Submit a batch and wait for it; False if it is not done in time: it gets its `results` from `fail` then."""
         fixed = batch.opcode, batch.flags
         try:
-            ran = self._requester.run(*fixed, batch.generation, batch.blocks, batch.buffers, timeout_s)
+            ran = self._requester.run(
+                *fixed, batch.generation, batch.blocks, batch.buffers, batch.checksums, timeout_s
+            )
             wrong: Wrong = {}
         except Unprepared:
             blocks, buffers, wrong = self._prepared(batch)
-            ran = self._requester.run(*fixed, 0, blocks, buffers, timeout_s)
+            ran = self._requester.run(*fixed, 0, blocks, buffers, batch.checksums, timeout_s)
         if isinstance(ran, int):
             self._batches[ran] = batch, wrong
             return False
@@ -133,6 +137,7 @@ class RnicCarrier:
         answered: Records = np.frombuffer(octets, RECORD)
         records = np.zeros(len(batch.blocks), RECORD)
         records["status"] = RecordStatus.MISUSED
+        records["checksum"] = NO_CHECKSUM
         places = [place for place in range(len(records)) if place not in wrong]
         records[places] = answered
         errors: dict[int, KbtpError] = {**wrong}

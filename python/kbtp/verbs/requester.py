@@ -25,9 +25,20 @@ from kbtp.verbs.api import MemoryRegion, Stream
 from kbtp.verbs.buffers import RegisteredBuffer
 
 RECORD: Final = np.dtype(
-    [("status", "=u2"), ("generation", "=u2"), ("length_bytes", "=u4"), ("handle", "=u8"), ("block_offset", "=u8")]
+    [
+        ("status", "=u2"),
+        ("generation", "=u2"),
+        ("length_bytes", "=u4"),
+        ("handle", "=u8"),
+        ("block_offset", "=u8"),
+        ("checksum", "=i8"),
+    ]
 )
-"""How one request ended. `status` is a `Status` or a `RecordStatus`; without an answer all else is 0."""
+"""How one request ended. `status` is a `Status` or a `RecordStatus`; without an answer all else is 0. `checksum` is the
+CRC32c of what was loaded or stored, or `NO_CHECKSUM`."""
+
+NO_CHECKSUM: Final = -1
+"""Nobody asked for it, or the RNIC does not know it."""
 
 
 class RecordStatus(IntEnum):
@@ -70,7 +81,7 @@ Taken: TypeAlias = tuple[bytes, bool, list[tuple[int, str]]]
 """The `RECORD`s of a batch, whether all of them are SUCCESS, and for each MISUSED one its place and why."""
 
 TakenOne: TypeAlias = tuple[tuple[int, int, int, int, int], str | None]
-"""The fields of a `RECORD`, and why if it is MISUSED."""
+"""The fields of a `RECORD` but for its checksum, and why if it is MISUSED."""
 
 
 class Requester(Protocol):
@@ -78,7 +89,8 @@ class Requester(Protocol):
 
     `opcode` is LOAD, STORE, ALLOC_STORE or FREE, `flags` SEAL or ALLOW_UNSEALED, `generation` replaces those of the
     blocks unless it is 0. As many buffers as blocks, or None for FREE; they stay as they are, and in use, until
-    the batch is done. Two loads into the same memory: the second is MISUSED.
+    the batch is done. Two loads into the same memory: the second is MISUSED. With `checksums` the records have those that
+    the RNIC finds out while it moves the data.
     """
 
     def add_region(self, region: MemoryRegion, address: int) -> None:
@@ -96,6 +108,7 @@ class Requester(Protocol):
         generation: int,
         blocks: Sequence[BlockRef | Handle | None],
         buffers: Sequence[object] | None,
+        checksums: bool,
         /,
     ) -> int:
         """The number of the batch, of which `kbtp.verbs.api.BatchDone` says when it is done. Raises `Unprepared`."""
@@ -108,6 +121,7 @@ class Requester(Protocol):
         generation: int,
         blocks: Sequence[BlockRef | Handle | None],
         buffers: Sequence[object] | None,
+        checksums: bool,
         timeout_s: float,
         /,
     ) -> Taken | int:

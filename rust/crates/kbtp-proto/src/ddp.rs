@@ -13,7 +13,7 @@ use crate::types::{PeerMisbehaved, TerminateCause};
 /// The version spoken (RFC 5041 4.1).
 pub const DDP_VERSION: u8 = 1;
 
-const TAGGED: u8 = 0x80;
+pub(crate) const TAGGED: u8 = 0x80;
 const LAST: u8 = 0x40;
 const VERSION_MASK: u8 = 0x03;
 

@@ -5,6 +5,7 @@
 
 mod blocks;
 mod channel;
+mod checksum;
 mod device;
 mod errors;
 mod events;
@@ -29,5 +30,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<requester::Octets>()?;
     module.add_class::<requester::Requester>()?;
     module.add_class::<stream::Stream>()?;
+    module.add_function(wrap_pyfunction!(checksum::joined_checksum, module)?)?;
     module.add_function(wrap_pyfunction!(limits::limits, module)?)
 }

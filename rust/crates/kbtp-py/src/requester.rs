@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use kbtp_proto::initiator::Terms;
 use kbtp_proto::types::{Generation, Handle, RequestFlag, Status};
 use kbtp_proto::wire::Operation as Kind;
-use kbtp_rnic::initiator::{Asked, Memory, Outcome, RequestGrant};
+use kbtp_rnic::initiator::{Asked, How, Memory, Outcome, RequestGrant};
 use kbtp_rnic::requester::Waited;
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;
@@ -28,7 +28,10 @@ const MISUSED: u16 = 0xFFFE;
 const NO_HANDLE: u16 = 0xFFFD;
 
 /// Octets of a record; `_native.pyi` says what stands where.
-const RECORD_BYTES: usize = 24;
+const RECORD_BYTES: usize = 32;
+
+/// Instead of a CRC32c that is not known.
+const NO_CRC: i64 = -1;
 
 /// Octets that Python has found in an object.
 #[pyclass(frozen, module = "kbtp._native")]
@@ -57,7 +60,7 @@ pub(crate) struct Requester(kbtp_rnic::requester::Requester);
 /// The records of a batch, whether all of them are of success, and of each that could never work its place and why.
 type Taken<'py> = (Bound<'py, PyBytes>, bool, Vec<(usize, String)>);
 
-/// Status, generation, length, handle and offset of a record.
+/// Status, generation, length, handle and offset of a record; its CRC32c stands by itself.
 type Record = (u16, u16, u32, u64, u64);
 
 /// What came of a batch, or its number if it is not done.
@@ -106,6 +109,7 @@ impl Requester {
     }
 
     /// Submit a batch, of which an event says when it is done.
+    #[allow(clippy::too_many_arguments, reason = "those of run, but for the time")]
     fn submit(
         &self,
         py: Python<'_>,
@@ -114,10 +118,11 @@ impl Requester {
         generation: &Bound<'_, PyAny>,
         blocks: &Bound<'_, PyAny>,
         buffers: Option<&Bound<'_, PyAny>>,
+        checksums: bool,
     ) -> PyResult<u64> {
-        let kind = kind_of(opcode)?;
-        let asked = self.all_asked(kind, generation, blocks, buffers)?;
-        py.detach(|| self.0.submit(kind, RequestFlag::from_bits_retain(flags), asked, true))
+        let how = how_of(opcode, flags, checksums)?;
+        let asked = self.all_asked(how.kind, generation, blocks, buffers)?;
+        py.detach(|| self.0.submit(how, asked, true))
             .map_err(|error| raised(py, error))
     }
 
@@ -131,11 +136,12 @@ impl Requester {
         generation: &Bound<'_, PyAny>,
         blocks: &Bound<'py, PyAny>,
         buffers: Option<&Bound<'py, PyAny>>,
+        checksums: bool,
         timeout_s: f64,
     ) -> PyResult<Ran<Taken<'py>>> {
-        let kind = kind_of(opcode)?;
-        let asked = self.all_asked(kind, generation, blocks, buffers)?;
-        let (number, outcomes) = self.submit_and_wait(py, kind, flags, asked, timeout_s)?;
+        let how = how_of(opcode, flags, checksums)?;
+        let asked = self.all_asked(how.kind, generation, blocks, buffers)?;
+        let (number, outcomes) = self.submit_and_wait(py, how, asked, timeout_s)?;
         Ok(match outcomes {
             Some(outcomes) => Ran::Done(taken(py, &outcomes)),
             None => Ran::NotDone(number),
@@ -154,10 +160,10 @@ impl Requester {
         buffer: Option<&Bound<'_, PyAny>>,
         timeout_s: f64,
     ) -> PyResult<Ran<(Record, Option<String>)>> {
-        let kind = kind_of(opcode)?;
+        let how = how_of(opcode, flags, false)?;
         let generation = number(generation).ok_or_else(|| unprepared(py))?;
-        let asked = vec![self.one_asked(kind, generation, block, buffer)?];
-        let (number, outcomes) = self.submit_and_wait(py, kind, flags, asked, timeout_s)?;
+        let asked = vec![self.one_asked(how.kind, generation, block, buffer)?];
+        let (number, outcomes) = self.submit_and_wait(py, how, asked, timeout_s)?;
         let Some(outcome) = outcomes.and_then(|outcomes| outcomes.into_iter().next()) else {
             return Ok(Ran::NotDone(number));
         };
@@ -180,18 +186,16 @@ impl Requester {
     fn submit_and_wait(
         &self,
         py: Python<'_>,
-        kind: Kind,
-        flags: u16,
+        how: How,
         asked: Vec<Asked>,
         timeout_s: f64,
     ) -> PyResult<(u64, Option<Vec<Outcome>>)> {
-        let flags = RequestFlag::from_bits_retain(flags);
         let timeout = duration(timeout_s);
         let first = timeout.min(SIGNAL_CHECK);
         let begin = Instant::now();
         let (number, mut waited) = py
             .detach(|| {
-                let number = self.0.submit(kind, flags, asked, false)?;
+                let number = self.0.submit(how, asked, false)?;
                 Ok((number, self.0.wait(number, first)?))
             })
             .map_err(|error| raised(py, error))?;
@@ -283,8 +287,14 @@ fn unprepared(py: Python<'_>) -> PyErr {
     }
 }
 
-fn kind_of(opcode: u8) -> PyResult<Kind> {
-    Kind::of_opcode(opcode).ok_or_else(|| PyValueError::new_err(format!("no operation has the opcode {opcode}")))
+fn how_of(opcode: u8, flags: u16, checksums: bool) -> PyResult<How> {
+    let kind = Kind::of_opcode(opcode)
+        .ok_or_else(|| PyValueError::new_err(format!("no operation has the opcode {opcode}")))?;
+    Ok(How {
+        kind,
+        flags: RequestFlag::from_bits_retain(flags),
+        checksums,
+    })
 }
 
 /// The handle, None if the session is to choose one, and the generation of a reference, 0 otherwise.
@@ -317,7 +327,7 @@ fn number<'py, N: FromPyObjectOwned<'py>>(value: &Bound<'py, PyAny>) -> Option<N
 
 fn record_of(outcome: &Outcome) -> Record {
     match outcome {
-        Outcome::Answered(answer) => (
+        Outcome::Answered(answer, _) => (
             answer.status as u16,
             answer.generation,
             answer.data_length,
@@ -336,12 +346,17 @@ fn taken<'py>(py: Python<'py>, outcomes: &[Outcome]) -> Taken<'py> {
     let mut misuses = Vec::new();
     for (index, outcome) in outcomes.iter().enumerate() {
         let (status, generation, length, handle, offset) = record_of(outcome);
+        let crc = match outcome {
+            Outcome::Answered(_, crc) => crc.map_or(NO_CRC, i64::from),
+            _ => NO_CRC,
+        };
         ok &= status == Status::Success as u16;
         records.extend_from_slice(&status.to_ne_bytes());
         records.extend_from_slice(&generation.to_ne_bytes());
         records.extend_from_slice(&length.to_ne_bytes());
         records.extend_from_slice(&handle.to_ne_bytes());
         records.extend_from_slice(&offset.to_ne_bytes());
+        records.extend_from_slice(&crc.to_ne_bytes());
         if let Outcome::Misused(why) = outcome {
             misuses.push((index, why.clone()));
         }

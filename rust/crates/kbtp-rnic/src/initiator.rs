@@ -6,13 +6,14 @@
 
 use std::sync::{Arc, Mutex};
 
+use kbtp_proto::crc32c;
 use kbtp_proto::initiator::{Data, Destinations, Ended, Operation, Ready, Session, Terms};
 use kbtp_proto::limits::COMPLETION_BYTES;
 use kbtp_proto::memory::{RegionId, Span};
 use kbtp_proto::own_maps::OwnMap;
 use kbtp_proto::stag::StreamId as ViewId;
-use kbtp_proto::stream::{Payload, Piece, Work};
-use kbtp_proto::types::{Generation, Handle, PeerMisbehaved, RequestFlag, TerminateCause};
+use kbtp_proto::stream::{IwarpStream, Payload, Piece, Work};
+use kbtp_proto::types::{Generation, Handle, PeerMisbehaved, RequestFlag, Status, TerminateCause};
 use kbtp_proto::wire::{Completion, DataDescriptor, Operation as Kind, Packed};
 
 use crate::api::{Event, StreamId, WcOpcode, WorkCompletion};
@@ -91,11 +92,22 @@ pub struct Asked {
     pub memory: Memory,
 }
 
+/// What all requests of a batch have in common.
+#[derive(Clone, Copy, Debug)]
+pub struct How {
+    /// What they ask for.
+    pub kind: Kind,
+    /// SEAL or ALLOW_UNSEALED.
+    pub flags: RequestFlag,
+    /// The caller wants the CRC32c of what is moved.
+    pub checksums: bool,
+}
+
 /// How one request of a batch ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The target's answer.
-    Answered(Completion),
+    /// The target's answer, and the CRC32c of the data if that was asked for and is known.
+    Answered(Completion, Option<u32>),
     /// All handles of the session's own range are bound: nothing was sent.
     NoHandle,
     /// It could never work, and was not sent.
@@ -181,6 +193,20 @@ struct Context {
     memory: Memory,
     /// Its memory is held in `Initiator::destinations`.
     claimed: bool,
+    checksum: Checksum,
+}
+
+/// Where the CRC32c of a request's data comes from, that the caller may want.
+#[derive(Clone, Copy, Debug)]
+enum Checksum {
+    Unwanted,
+    Wanted,
+    /// The stream watches the memory that begins here.
+    Watched {
+        stag: u32,
+        to: u64,
+    },
+    Taken(u32),
 }
 
 /// So many requests of a batch go out at once, for the target to work on while the others are made.
@@ -203,7 +229,8 @@ pub(crate) struct Initiator {
 }
 
 impl Initiator {
-    fn submit(&mut self, core: &mut Core, kind: Kind, flags: RequestFlag, asked: Vec<Asked>, reported: bool) -> u64 {
+    fn submit(&mut self, core: &mut Core, how: How, asked: Vec<Asked>, reported: bool) -> u64 {
+        let How { kind, flags, checksums } = how;
         let batch = lock(&self.batches).open(asked.len(), reported);
         if asked.is_empty() && reported {
             self.report(core, batch);
@@ -217,6 +244,11 @@ impl Initiator {
                 item: Item { batch, index },
                 memory,
                 claimed,
+                checksum: if checksums {
+                    Checksum::Wanted
+                } else {
+                    Checksum::Unwanted
+                },
             };
             if claims && !claimed {
                 self.end_item(core, context, Outcome::Misused(SHARED_MEMORY.into()));
@@ -234,7 +266,7 @@ impl Initiator {
     }
 
     /// The next request that there is a credit for.
-    fn next_message(&mut self, core: &mut Core) -> Option<Packed> {
+    fn next_message(&mut self, core: &mut Core, iwarp: &mut IwarpStream) -> Option<Packed> {
         loop {
             let mut ready = match self.session.ready()? {
                 Ok(ready) => ready,
@@ -244,7 +276,7 @@ impl Initiator {
                 }
                 Err(_) => continue,
             };
-            match self.prepare(core, &mut ready) {
+            match self.prepare(core, &mut ready, iwarp) {
                 Ok(Prepared::Inline(octets)) => return Some(self.session.send(ready, Data::Inline(&octets))),
                 Ok(Prepared::Described(descriptor, alone)) => {
                     return Some(self.session.send(ready, Data::Described { descriptor, alone }));
@@ -259,9 +291,10 @@ impl Initiator {
     }
 
     /// Let the target at the memory of `ready`, or copy it.
-    fn prepare(&self, core: &Core, ready: &mut Ready<Context>) -> Result<Prepared, Error> {
+    fn prepare(&self, core: &Core, ready: &mut Ready<Context>, iwarp: &mut IwarpStream) -> Result<Prepared, Error> {
         let kind = ready.operation.kind;
-        let memory = &mut ready.operation.context.memory;
+        let Context { memory, checksum, .. } = &mut ready.operation.context;
+        checksum.known(iwarp, 0); // of an earlier try with another handle
         if kind == Kind::Free {
             return Ok(Prepared::Nothing);
         }
@@ -272,7 +305,11 @@ impl Initiator {
             ))
         })?;
         if kind.stores() && memory.length_bytes <= self.inline_max_bytes {
-            return memory.copy(core, length).map(Prepared::Inline);
+            let octets = memory.copy(core, length)?;
+            if checksum.is_wanted() {
+                *checksum = Checksum::Taken(crc32c::update(0, &octets));
+            }
+            return Ok(Prepared::Inline(octets));
         }
         let (region, offset, alone): (&Region, _, _) = match &mut memory.place {
             // No octet goes through it (profile 8.7).
@@ -288,14 +325,24 @@ impl Initiator {
             }
         };
         let (stag, to) = (region.stag(), region.base_to() + offset);
+        if checksum.is_wanted() {
+            iwarp.watch(stag, to, length);
+            *checksum = Checksum::Watched { stag, to };
+        }
         Ok(Prepared::Described(DataDescriptor { stag, to, length }, alone))
     }
 
     /// What the target's `message` ends.
-    fn take_answer(&mut self, core: &mut Core, message: &[u8]) -> Result<(), PeerMisbehaved> {
+    fn take_answer(&mut self, core: &mut Core, iwarp: &mut IwarpStream, message: &[u8]) -> Result<(), PeerMisbehaved> {
         match self.session.received(message)? {
-            Ended::Answered(operation, completion) => {
-                self.end_item(core, operation.context, Outcome::Answered(completion));
+            Ended::Answered(mut operation, completion) => {
+                let checksum = &mut operation.context.checksum;
+                let known = match operation.kind {
+                    Kind::Load => checksum.known(iwarp, completion.data_length),
+                    _ => checksum.known(iwarp, operation.context.memory.length_bytes as u32),
+                }
+                .filter(|_| completion.status == Status::Success);
+                self.end_item(core, operation.context, Outcome::Answered(completion, known));
             }
             Ended::NoHandle(operation) => self.end_item(core, operation.context, Outcome::NoHandle),
             Ended::Again => {}
@@ -305,7 +352,9 @@ impl Initiator {
 
     /// The target is kept from its memory before anybody learns how it ended.
     fn end_item(&mut self, core: &mut Core, context: Context, outcome: Outcome) {
-        let Context { item, memory, claimed } = context;
+        let Context {
+            item, memory, claimed, ..
+        } = context;
         if claimed {
             self.destinations.release(memory.address);
         }
@@ -356,6 +405,25 @@ impl Memory {
     }
 }
 
+impl Checksum {
+    fn is_wanted(self) -> bool {
+        !matches!(self, Self::Unwanted)
+    }
+
+    /// What the stream, which no longer watches, knows of `length` octets: nothing if it was others that were moved.
+    fn known(&mut self, iwarp: &mut IwarpStream, length: u32) -> Option<u32> {
+        match *self {
+            Self::Unwanted | Self::Wanted => None,
+            Self::Taken(crc) => Some(crc),
+            Self::Watched { stag, to } => {
+                *self = Self::Wanted;
+                let moved = iwarp.moved(stag, to)?;
+                (moved.length == length).then_some(moved.crc)
+            }
+        }
+    }
+}
+
 fn check_valid(region: &Region) -> Result<&Region, Error> {
     if region.valid() {
         return Ok(region);
@@ -399,15 +467,14 @@ impl StreamState {
     pub(crate) fn submit(
         &mut self,
         core: &mut Core,
-        kind: Kind,
-        flags: RequestFlag,
+        how: How,
         asked: Vec<Asked>,
         reported: bool,
     ) -> Result<u64, Error> {
         let Some(initiator) = &mut self.initiator else {
             return Err(Error::misuse("the stream carries no requests"));
         };
-        let batch = initiator.submit(core, kind, flags, asked, reported);
+        let batch = initiator.submit(core, how, asked, reported);
         self.post_requests(core, REQUESTS_AHEAD);
         self.send(core);
         self.post_requests(core, usize::MAX);
@@ -424,7 +491,7 @@ impl StreamState {
             if operation.iwarp.failed() {
                 return;
             }
-            let Some(message) = initiator.next_message(core) else {
+            let Some(message) = initiator.next_message(core, &mut operation.iwarp) else {
                 return;
             };
             let work = Work::Send {
@@ -445,7 +512,7 @@ impl StreamState {
 
     /// A message of the target's, if this stream carries requests; gives it back if not.
     pub(crate) fn take_answer(&mut self, core: &mut Core, completion: WorkCompletion) -> Option<WorkCompletion> {
-        let Some(initiator) = &mut self.initiator else {
+        let (Some(initiator), Some(operation)) = (&mut self.initiator, &mut self.operation) else {
             return Some(completion);
         };
         if completion.opcode != WcOpcode::Recv {
@@ -464,7 +531,7 @@ impl StreamState {
         let length = (completion.length as usize).min(octets.len());
         let message = octets.get_mut(..length).unwrap_or_default();
         RegisteredOctets(&core.device.table().memories).read_into(buffer, message);
-        match initiator.take_answer(core, message) {
+        match initiator.take_answer(core, &mut operation.iwarp, message) {
             Ok(()) => {
                 self.post_slot(completion.wr_id, buffer); // profile 3 "Credits": before a request may use it
                 self.post_requests(core, usize::MAX);

@@ -4,14 +4,13 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kbtp_proto::types::RequestFlag;
 use kbtp_proto::wire::Operation as Kind;
 
 use crate::core::{LONGEST_WAIT, lock};
 use crate::device::Region;
 use crate::error::Error;
 use crate::event_loop::ReadyBuffer;
-use crate::initiator::{Asked, Batches, Memory, Outcome, RequestGrant};
+use crate::initiator::{Asked, Batches, How, Memory, Outcome, RequestGrant};
 use crate::stream::Stream;
 
 /// Why a wait ended.
@@ -90,11 +89,11 @@ impl Requester {
     /// # Errors
     ///
     /// `Error::ApiMisuse` if the channel is closed.
-    pub fn submit(&self, kind: Kind, flags: RequestFlag, asked: Vec<Asked>, reported: bool) -> Result<u64, Error> {
+    pub fn submit(&self, how: How, asked: Vec<Asked>, reported: bool) -> Result<u64, Error> {
         let count = asked.len();
         match self
             .stream
-            .with(|stream, core| stream.submit(core, kind, flags, asked, reported))
+            .with(|stream, core| stream.submit(core, how, asked, reported))
         {
             Some(submitted) => submitted,
             None => Ok(lock(&self.batches).open_lost(count)),

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use common::{DEPTH, PATIENCE, options};
 use kbtp_proto::blocks::{HandleRange, StoreConfig};
+use kbtp_proto::crc32c;
 use kbtp_proto::initiator::Terms;
 use kbtp_proto::mpa::MpaOptions;
 use kbtp_proto::types::{RequestFlag, Status};
@@ -21,7 +22,7 @@ use kbtp_rnic::api::{Access, Event, Recv, Sge, StreamId, WcOpcode, WcStatus, Wor
 use kbtp_rnic::blocks::SharedBlocks;
 use kbtp_rnic::channel::Channel;
 use kbtp_rnic::device::{Device, Pd, Region};
-use kbtp_rnic::initiator::{Asked, Memory, Outcome, RequestGrant};
+use kbtp_rnic::initiator::{Asked, How, Memory, Outcome, RequestGrant};
 use kbtp_rnic::memory::Buffer;
 use kbtp_rnic::offload::{Grant, connect};
 use kbtp_rnic::requester::{Requester, Waited};
@@ -168,6 +169,9 @@ struct Stored {
     octet: u8,
 }
 
+/// With the CRC32c of what was moved.
+type Answer = (Completion, Option<u32>);
+
 /// A session with the target.
 struct Initiator {
     device: Device,
@@ -261,8 +265,9 @@ impl Initiator {
             .unzip();
         let answers = self.run(Operation::AllocStore, RequestFlag::SEAL, asked);
         regions.into_iter().flatten().for_each(|region| region.revoke());
-        let stored = |(answer, length): (Completion, usize)| {
+        let stored = |((answer, checksum), length): (Answer, usize)| {
             assert_eq!(answer.status, Status::Success);
+            assert_eq!(checksum, Some(crc32c::update(0, &vec![octet; length])));
             Stored {
                 handle: answer.handle,
                 generation: answer.generation,
@@ -289,12 +294,13 @@ impl Initiator {
             .unzip();
         let answers = self.run(Operation::Load, RequestFlag::empty(), asked);
         let mut there = 0;
-        for ((answer, region), block) in answers.iter().zip(regions).zip(blocks) {
+        for (((answer, checksum), region), block) in answers.iter().zip(regions).zip(blocks) {
             if answer.status == Status::Success {
                 let mut octets = Vec::new();
                 region.copy_out(0, BLOCK as u32, &mut octets);
                 assert_eq!(octets[..block.length], vec![block.octet; block.length]);
                 assert!(octets[block.length..].iter().all(|octet| *octet == 0));
+                assert_eq!(*checksum, Some(crc32c::update(0, &octets[..block.length])));
                 there += 1;
             } else {
                 assert!([Status::NotBound, Status::GenerationMismatch].contains(&answer.status));
@@ -314,14 +320,19 @@ impl Initiator {
             })
             .collect();
         let answers = self.run(Operation::Free, RequestFlag::empty(), asked);
-        assert!(answers.iter().all(|answer| answer.status == Status::Success));
+        assert!(answers.iter().all(|(answer, _)| answer.status == Status::Success));
     }
 
-    fn run(&self, kind: Operation, flags: RequestFlag, asked: Vec<Asked>) -> Vec<Completion> {
-        let batch = self.requester.submit(kind, flags, asked, false).unwrap();
+    fn run(&self, kind: Operation, flags: RequestFlag, asked: Vec<Asked>) -> Vec<Answer> {
+        let how = How {
+            kind,
+            flags,
+            checksums: true,
+        };
+        let batch = self.requester.submit(how, asked, false).unwrap();
         assert_eq!(self.requester.wait(batch, PATIENCE).unwrap(), Waited::Done);
         let answered = |outcome| match outcome {
-            Outcome::Answered(completion) => completion,
+            Outcome::Answered(completion, checksum) => (completion, checksum),
             other => panic!("{other:?}"),
         };
         self.requester.take(batch).unwrap().into_iter().map(answered).collect()

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::work::{Gather, Lying, WorkId};
-use crate::crc32c;
+use crate::crc32c::{self, Shift, join};
 use crate::fpdu::{FpduEncoder, LENGTH_BYTES, Tail, length_field, pad_bytes};
 use crate::memory::{Octets, Span};
 
@@ -192,11 +192,19 @@ impl Framer {
                 return;
             }
         }
-        self.copied(header, size, out, |own| payload.take_copy(size, octets, own));
+        self.copied(header, size, out, None, |own| payload.take_copy(size, octets, own));
     }
 
-    /// The FPDU of `header` and `size` octets that `append` adds.
-    pub(super) fn copied(&mut self, header: &[u8], size: u32, out: &mut Outgoing, append: impl FnOnce(&mut Vec<u8>)) {
+    /// The FPDU of `header` and `size` octets that `append` adds. With `apart`, which is of `size`, the CRC32c of those
+    /// octets alone, if the stream has CRCs.
+    pub(super) fn copied(
+        &mut self,
+        header: &[u8],
+        size: u32,
+        out: &mut Outgoing,
+        apart: Option<Shift>,
+        append: impl FnOnce(&mut Vec<u8>),
+    ) -> Option<u32> {
         let (start, ulpdu_bytes) = (out.own.len(), header.len() + size as usize);
         if let Some(encoder) = &mut self.markers {
             let mut ulpdu = header.to_vec();
@@ -204,7 +212,7 @@ impl Framer {
             ulpdu.resize(ulpdu_bytes, 0);
             encoder.encode(&[&ulpdu], &mut out.own);
             out.put_own(start);
-            return;
+            return None;
         }
         out.own.extend_from_slice(&length_field(ulpdu_bytes as u16));
         out.own.extend_from_slice(header);
@@ -213,9 +221,20 @@ impl Framer {
             .resize(start + LENGTH_BYTES + ulpdu_bytes + pad_bytes(ulpdu_bytes), 0);
         // With CRC off the field is there all the same, any content (RFC 5044 4.4).
         let body = out.own.get(start..).unwrap_or_default();
-        let crc = if self.crc { crc32c::update(0, body) } else { 0 };
+        let (mut crc, mut payload_crc) = (0, None);
+        if let Some(shift) = apart.filter(|_| self.crc)
+            && let Some((head, rest)) = body.split_at_checked(LENGTH_BYTES + header.len())
+            && let Some((payload, pad)) = rest.split_at_checked(size as usize)
+        {
+            let of_payload = crc32c::update(0, payload);
+            payload_crc = Some(of_payload);
+            crc = crc32c::update(join(crc32c::update(0, head), of_payload, shift), pad);
+        } else if self.crc {
+            crc = crc32c::update(0, body);
+        }
         out.own.extend_from_slice(&crc32c::wire(crc));
         out.put_own(start);
+        payload_crc
     }
 
     fn scattered(&self, header: &[u8], spans: &[Lying], size: u32, octets: &dyn Octets, out: &mut Outgoing) {

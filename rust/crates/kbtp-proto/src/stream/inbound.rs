@@ -86,11 +86,13 @@ impl Inbound {
         }
     }
 
-    /// The segment counts from here on. `ulpdu` is its header, followed by its payload if that was for the stream.
+    /// The segment counts from here on. `ulpdu` is its header, followed by its payload if that was for the stream;
+    /// `payload_crc` if that was taken by itself.
     pub(super) fn commit(
         &mut self,
         ulpdu: &[u8],
         payload_bytes: u32,
+        payload_crc: Option<u32>,
         state: &mut StreamState,
         memory: &mut dyn StreamMemory,
     ) -> Result<(), PeerMisbehaved> {
@@ -98,7 +100,14 @@ impl Inbound {
         let opcode = opcode_of(&header)?;
         let payload = ulpdu.get(header.bytes()..).unwrap_or_default();
         match header {
-            SegmentHeader::Tagged(header) => self.commit_tagged(&header, opcode, payload_bytes, state, memory)?,
+            SegmentHeader::Tagged(header) => {
+                if opcode == RdmapOpcode::Write && payload_bytes > 0 {
+                    state
+                        .watched
+                        .written(header.stag, header.to, payload_bytes, payload_crc);
+                }
+                self.commit_tagged(&header, opcode, payload_bytes, state, memory)?;
+            }
             SegmentHeader::Untagged(header) => match opcode {
                 RdmapOpcode::Terminate => state.ended_by_peer(parse_terminate(payload)?),
                 _ if opcode.fixed_bytes().is_some() => self.commit_fixed(header.qn, opcode, ulpdu, state, memory)?,

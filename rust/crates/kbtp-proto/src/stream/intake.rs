@@ -11,8 +11,8 @@
 
 use super::inbound::{Inbound, Placement};
 use super::state::StreamState;
-use crate::crc32c::{self, CRC_BYTES};
-use crate::ddp::header_bytes;
+use crate::crc32c::{self, CRC_BYTES, join};
+use crate::ddp::{TAGGED, header_bytes};
 use crate::fpdu::{FpduDecoder, LENGTH_BYTES, PAD_MAX_BYTES, crc_mismatch, fpdu_bytes, pad_bytes};
 use crate::limits::{DDP_UNTAGGED_HEADER_BYTES, READ_REQUEST_BYTES};
 use crate::memory::{Octets, Span, StreamMemory};
@@ -54,16 +54,16 @@ pub(super) struct Destination<'a> {
 }
 
 impl Destination<'_> {
-    /// A segment whose FPDU was good.
-    fn segment(&mut self, ulpdu: &[u8]) {
+    /// A segment whose FPDU was good; `payload_crc` if that was taken by itself.
+    fn segment(&mut self, ulpdu: &[u8], payload_crc: Option<u32>) {
         self.state.may_send = true;
-        if let Err(error) = self.place_and_commit(ulpdu) {
+        if let Err(error) = self.place_and_commit(ulpdu, payload_crc) {
             self.state
                 .fail(error, Offender::of(ulpdu.len() as u16, ulpdu, None).as_ref());
         }
     }
 
-    fn place_and_commit(&mut self, ulpdu: &[u8]) -> Result<(), PeerMisbehaved> {
+    fn place_and_commit(&mut self, ulpdu: &[u8], payload_crc: Option<u32>) -> Result<(), PeerMisbehaved> {
         let header = ulpdu.first().map_or(0, |&first| header_bytes(first));
         let payload = ulpdu.get(header..).unwrap_or_default();
         let payload_bytes = payload.len() as u32;
@@ -71,7 +71,8 @@ impl Destination<'_> {
             Placement::Posted(span) | Placement::Tagged { span, .. } => self.octets.write(span, payload),
             Placement::Control | Placement::Nothing => {}
         }
-        self.inbound.commit(ulpdu, payload_bytes, self.state, self.memory)
+        self.inbound
+            .commit(ulpdu, payload_bytes, payload_crc, self.state, self.memory)
     }
 }
 
@@ -171,13 +172,35 @@ impl Intake {
     /// CRC first: nothing of a bad FPDU is used (RFC 5044 8).
     fn whole(&self, fpdu: &[u8], to: &mut Destination<'_>) {
         let (body, came) = fpdu.split_last_chunk::<CRC_BYTES>().unwrap_or((&[], &[0; CRC_BYTES]));
-        if self.crc && crc32c::wire(crc32c::update(0, body)) != *came {
-            to.state.fail(crc_mismatch(fpdu.len()), None);
-            return;
-        }
         let ulpdu_bytes = ulpdu_bytes_of(body).unwrap_or_default();
-        to.segment(body.get(LENGTH_BYTES..LENGTH_BYTES + ulpdu_bytes).unwrap_or_default());
+        let ulpdu = body.get(LENGTH_BYTES..LENGTH_BYTES + ulpdu_bytes).unwrap_or_default();
+        let mut payload_crc = None;
+        if self.crc {
+            let (crc, of_payload) = crcs_of(body, ulpdu, to.state);
+            if crc32c::wire(crc) != *came {
+                to.state.fail(crc_mismatch(fpdu.len()), None);
+                return;
+            }
+            payload_crc = of_payload;
+        }
+        to.segment(ulpdu, payload_crc);
     }
+}
+
+/// The CRC32c over `body`, an FPDU but for its CRC, and if somebody may want it that over the payload alone.
+fn crcs_of(body: &[u8], ulpdu: &[u8], state: &mut StreamState) -> (u32, Option<u32>) {
+    let first = ulpdu.first().copied().unwrap_or_default();
+    if !state.watched.is_empty()
+        && first & TAGGED != 0
+        && let Some(payload) = ulpdu.get(header_bytes(first)..)
+        && let Some((head, rest)) = body.split_at_checked(LENGTH_BYTES + header_bytes(first))
+        && let Some(pad) = rest.get(payload.len()..)
+    {
+        let (of_head, of_payload) = (crc32c::update(0, head), crc32c::update(0, payload));
+        let unpadded = join(of_head, of_payload, state.watched.shift(payload.len() as u32));
+        return (crc32c::update(unpadded, pad), Some(of_payload));
+    }
+    (crc32c::update(0, body), None)
 }
 
 fn receive_marked(decoder: &mut FpduDecoder, data: &[u8], to: &mut Destination<'_>) {
@@ -185,7 +208,7 @@ fn receive_marked(decoder: &mut FpduDecoder, data: &[u8], to: &mut Destination<'
     while left_bytes > 0 && !to.state.failed {
         let mut rest = data.get(data.len() - left_bytes..).unwrap_or_default();
         match decoder.next(&mut rest) {
-            Ok(Some(ulpdu)) => to.segment(ulpdu),
+            Ok(Some(ulpdu)) => to.segment(ulpdu, None),
             Ok(None) => return,
             Err(error) => to.state.fail(error, None),
         }
@@ -205,7 +228,10 @@ struct LongFpdu {
     judged: Result<Placement, PeerMisbehaved>,
     /// The span that `direct` named last.
     direct: Option<Span>,
+    /// Over what came so far; over the payload alone if there is a `head_crc`.
     crc_state: u32,
+    /// Over what comes before the payload, if somebody may want the CRC of that alone.
+    head_crc: Option<u32>,
     tail: [u8; TAIL_MAX_BYTES],
     tail_bytes: usize,
 }
@@ -215,14 +241,18 @@ impl LongFpdu {
     fn new(head: &[u8], ulpdu_bytes: usize, crc: bool, to: &mut Destination<'_>) -> Self {
         let kept = head.get(LENGTH_BYTES..).unwrap_or_default().to_vec();
         let payload_bytes = ulpdu_bytes.saturating_sub(kept.len()) as u32;
+        let judged = to.inbound.judge(&kept, payload_bytes, to.state, to.memory);
+        let of_head = if crc { crc32c::update(0, head) } else { 0 };
+        let apart = crc && !to.state.watched.is_empty() && matches!(judged, Ok(Placement::Tagged { .. }));
         Self {
             ulpdu_bytes,
-            judged: to.inbound.judge(&kept, payload_bytes, to.state, to.memory),
+            judged,
             kept,
             payload_bytes,
             received_bytes: 0,
             direct: None,
-            crc_state: if crc { crc32c::update(0, head) } else { 0 },
+            crc_state: if apart { 0 } else { of_head },
+            head_crc: apart.then_some(of_head),
             tail: [0; TAIL_MAX_BYTES],
             tail_bytes: 0,
         }
@@ -310,13 +340,20 @@ impl LongFpdu {
     /// All of it is there: see whether it counts.
     fn finish(&mut self, crc: bool, to: &mut Destination<'_>) {
         let (pad, came) = self.tail.split_at(pad_bytes(self.ulpdu_bytes));
-        if crc && came.first_chunk() != Some(&crc32c::wire(crc32c::update(self.crc_state, pad))) {
+        let payload_crc = self.head_crc.map(|_| self.crc_state);
+        let unpadded = self.head_crc.map_or(self.crc_state, |head| {
+            join(head, self.crc_state, to.state.watched.shift(self.payload_bytes))
+        });
+        if crc && came.first_chunk() != Some(&crc32c::wire(crc32c::update(unpadded, pad))) {
             to.state.fail(crc_mismatch(fpdu_bytes(self.ulpdu_bytes)), None);
             return;
         }
         to.state.may_send = true;
         let judged = std::mem::replace(&mut self.judged, Ok(Placement::Nothing));
-        let result = judged.and_then(|_| to.inbound.commit(&self.kept, self.payload_bytes, to.state, to.memory));
+        let result = judged.and_then(|_| {
+            to.inbound
+                .commit(&self.kept, self.payload_bytes, payload_crc, to.state, to.memory)
+        });
         if let Err(error) = result {
             to.state
                 .fail(error, Offender::of(self.ulpdu_bytes as u16, &self.kept, None).as_ref());

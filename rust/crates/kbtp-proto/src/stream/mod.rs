@@ -25,10 +25,12 @@ mod inbound;
 mod intake;
 mod outbound;
 mod state;
+mod watched;
 mod work;
 
 pub use events::{Event, Flushed, WrKind};
 pub use frame::{Outgoing, Part};
+pub use watched::Moved;
 pub use work::{Inline, Payload, Piece, PostError, Work};
 
 use crate::memory::{Octets, Span, StreamMemory};
@@ -175,6 +177,20 @@ impl IwarpStream {
     /// Cut messages that have not begun to fit `mulpdu`, which is brought within 128..64768 (RFC 5044 4.5).
     pub fn set_mulpdu(&mut self, mulpdu: u32) {
         self.outbound.set_mulpdu(mulpdu);
+    }
+
+    // --- CRCs of what the peer moves ---
+
+    /// Find out the CRC32c of what the peer writes to, or reads from, `length` octets at `to` under `stag` from now on.
+    ///
+    /// Ranges must be disjoint; one that begins where another did takes its place.
+    pub fn watch(&mut self, stag: u32, to: u64, length: u32) {
+        self.state.watched.watch(stag, to, length);
+    }
+
+    /// What was moved in memory that was watched from `to` on, and no longer is; None if it is not known.
+    pub fn moved(&mut self, stag: u32, to: u64) -> Option<Moved> {
+        self.state.watched.end(stag, to)
     }
 
     // --- ending ---

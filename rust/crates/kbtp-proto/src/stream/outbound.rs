@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 
 use super::frame::{Framer, Outgoing};
 use super::state::StreamState;
+use super::watched::Watched;
 use super::work::{Awaiting, Gather, Job, OpenRead, Owed, What, WorkId};
 use crate::ddp::{Cut, Segment, TaggedHeader, UntaggedHeader, cut, pack_tagged, pack_untagged};
 use crate::limits::{DDP_TAGGED_HEADER_BYTES, DDP_UNTAGGED_HEADER_BYTES, MULPDU_MIN_BYTES, ULPDU_MAX_BYTES};
@@ -142,7 +143,10 @@ impl Outbound {
     ) -> Option<Result<(), (PeerMisbehaved, Option<Offender>)>> {
         let message = self.message.as_mut()?;
         let segment = message.segments.next()?;
-        if let Err((error, left)) = message.body.build(segment, &mut self.framer, memory, octets, out) {
+        let built = message
+            .body
+            .build(segment, &mut self.framer, &mut state.watched, memory, octets, out);
+        if let Err((error, left)) = built {
             return Some(Err((error, offender_of(state.owed.front(), &left))));
         }
         if segment.last {
@@ -173,7 +177,7 @@ impl Outbound {
             last: true,
         });
         let append = |own: &mut Vec<u8>| own.extend_from_slice(&payload);
-        self.framer.copied(&header, payload.len() as u32, out, append);
+        self.framer.copied(&header, payload.len() as u32, out, None, append);
         true
     }
 
@@ -310,6 +314,7 @@ impl Body {
         &mut self,
         segment: Segment,
         framer: &mut Framer,
+        watched: &mut Watched,
         memory: &mut dyn StreamMemory,
         octets: &dyn Octets,
         out: &mut Outgoing,
@@ -354,7 +359,7 @@ impl Body {
                     last,
                 });
                 if size == 0 {
-                    framer.copied(&header, 0, out, |_| {}); // looks at no STag (RFC 5040 5.2.1)
+                    framer.copied(&header, 0, out, None, |_| {}); // looks at no STag (RFC 5040 5.2.1)
                     return Ok(());
                 }
                 // The source is looked up before each segment, for all that is left: a revoked STag gives nothing more
@@ -364,7 +369,9 @@ impl Body {
                     Ok(source) => source.part(0, size),
                     Err(error) => return Err((error, left)),
                 };
-                framer.copied(&header, size, out, |own| octets.read(source, own));
+                let apart = (!watched.is_empty()).then(|| watched.shift(size));
+                let crc = framer.copied(&header, size, out, apart, |own| octets.read(source, own));
+                watched.read(left.source_stag, left.source_to, size, crc);
             }
         }
         Ok(())

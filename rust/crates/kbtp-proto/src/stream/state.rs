@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::events::{Event, Flushed, WrKind};
+use super::watched::Watched;
 use super::work::{Awaiting, Done, OpenRead, Owed, Receive, Unreported, WorkId};
 use crate::memory::StreamMemory;
 use crate::mpa::Negotiated;
@@ -23,6 +24,7 @@ pub(super) struct StreamState {
     /// Requests of the peer whose response was not wholly handed out: at most IRD.
     pub(super) owed: VecDeque<Owed>,
     pub(super) receives: VecDeque<Receive>,
+    pub(super) watched: Watched,
     /// False on the passive side until an FPDU of the peer was validated (RFC 5044 7.1.2 rule 4).
     pub(super) may_send: bool,
     pub(super) failed: bool,
@@ -50,6 +52,7 @@ impl StreamState {
             awaiting: VecDeque::new(),
             owed: VecDeque::new(),
             receives: VecDeque::new(),
+            watched: Watched::default(),
             may_send: active,
             failed: false,
             terminate_payload: None,

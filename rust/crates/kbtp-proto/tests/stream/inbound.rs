@@ -19,7 +19,7 @@ fn failed_with(events: &[Event], cause: (u8, u8, u8)) {
 }
 
 /// Hand `octets` over as a caller does that reads straight into memory: `direct` first, `staging` octets beside it.
-fn read_directly(end: &mut End, mut octets: &[u8], staging: usize, most: usize) -> usize {
+pub(crate) fn read_directly(end: &mut End, mut octets: &[u8], staging: usize, most: usize) -> usize {
     let mut direct_reads = 0;
     while !octets.is_empty() {
         let direct = end.stream.direct(&mut end.memory);

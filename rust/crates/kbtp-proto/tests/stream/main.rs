@@ -7,3 +7,4 @@ mod noise;
 mod outbound;
 mod peer;
 mod vectors;
+mod watched;
