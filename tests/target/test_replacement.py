@@ -254,7 +254,6 @@ def test_one_that_is_ending_in_order_is_not_waited_for(world: Any) -> None:
     old = world.connect(key=A, initiator_id=ALICE)
     old.hello(key=A)
     assert isinstance(old.end_action, Disconnect)
-    old.end_action = None
     new = claim(world)
     check_replaced(old)
     old.end()

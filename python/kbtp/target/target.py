@@ -86,7 +86,7 @@ class Target:
         """End the session that has `identity`, or waits for it; `successor` has it once that is over (profile 3)."""
         waiting = self._successors.get(identity)
         present = waiting or next(session for session in self.sessions if session.identity is identity)
-        present.replaced()
+        present.abort("replaced by a new session of the same identity")
         self._successors[identity] = successor
 
     def replace_keys(self, keys: Keys) -> None:
