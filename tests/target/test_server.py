@@ -21,11 +21,13 @@ from kbtp.errors import AccessDenied, ConnectionLost, PeerIncompatible
 from kbtp.initiator.batches import load_batch
 from kbtp.iwarp.mpa import ActiveStartup, MpaOptions, MpaRejected
 from kbtp.rnic import open_rnic
+from kbtp.target.actions import Abort, Disconnect, Resolved, Terminate
 from kbtp.target.config import TargetConfig
 from kbtp.target.server import Server
 from kbtp.target.session import Session
 from kbtp.target.target import Target
-from kbtp.types import Feature
+from kbtp.types import Feature, TerminateCause
+from kbtp.verbs.api import Send
 from kbtp.wire import ConnectionData
 
 DEADLINE_S = 10.0
@@ -307,6 +309,52 @@ def test_a_wake_used_up_by_other_work_is_not_lost(serve: Serve) -> None:
     server._channel.wake()
     server._thread.join(DEADLINE_S)
     assert not server._thread.is_alive()
+
+
+# --- ending streams ---
+
+
+class StreamThatIsEnded:
+    """Tells how."""
+
+    def __init__(self) -> None:
+        self.how: list[object] = []
+
+    def post(self, requests: list[Send]) -> None:
+        self.how += [request.inline for request in requests]
+
+    def terminate(self, cause: TerminateCause) -> None:
+        self.how.append(cause)
+
+    def abort(self) -> None:
+        self.how.append("abort")
+
+    def disconnect(self) -> None:
+        self.how.append("disconnect")
+
+
+@pytest.mark.parametrize(
+    ("ends", "how", "why"),
+    [
+        ([Disconnect("refused")], "disconnect", "refused"),
+        ([Disconnect("refused"), Abort("replaced")], "abort", "replaced"),
+        ([Disconnect("refused"), Resolved(7), Abort("replaced")], "abort", "replaced"),
+        (
+            [Disconnect(), Terminate(TerminateCause.RDMAP_UNSPECIFIED, "Head")],
+            TerminateCause.RDMAP_UNSPECIFIED,
+            f"Head [{TerminateCause.RDMAP_UNSPECIFIED}]",
+        ),
+        ([Abort("replaced"), Abort("again")], "abort", "replaced"),
+    ],
+)
+def test_an_end_at_once_takes_the_place_of_one_in_order(serve: Serve, ends: list[Any], how: object, why: str) -> None:
+    """Both may be decided before the server gets to do either."""
+    server, _ = serve()
+    server.stop()
+    stream: Any = StreamThatIsEnded()
+    server._act(stream, [Send(0, b"HELLO_ACK"), *ends])
+    assert stream.how == [b"HELLO_ACK", how]
+    assert server._reasons == {stream: why}
 
 
 # --- faults of our own -------------------------------------------------------------------------

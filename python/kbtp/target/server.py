@@ -389,10 +389,12 @@ class Server:
         opened: Opened | None = None
         end: Terminate | Disconnect | Abort | None = None
         for action in actions:
-            if isinstance(action, Terminate | Disconnect | Abort):
+            if isinstance(action, Terminate | Abort):
                 end = action
                 break
-            if isinstance(action, Recv):
+            if isinstance(action, Disconnect):
+                end = action  # what ends the stream at once may still follow, and takes its place
+            elif isinstance(action, Recv):
                 receives.append(action)
             elif isinstance(action, Resolved):
                 resolved.append(action.handle)
