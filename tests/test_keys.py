@@ -70,8 +70,11 @@ def test_a_wrong_line_is_named_but_not_shown(line: str, why: str) -> None:
 
 
 def test_an_id_is_there_once() -> None:
-    with pytest.raises(ApiMisuse, match="Key ID 0000002a is there twice"):
-        parse_keys(f"{LINE}\n{LINE} domain=b")
+    with pytest.raises(ApiMisuse, match=r"^line 4: Key ID 0000002a is there twice, first on line 2; remove one$"):
+        parse_keys(f"# fine\n{LINE}\n\n{LINE} domain=b")
+    key = Key(42, SECRET)
+    with pytest.raises(ApiMisuse, match=r"^Key ID 0000002a is there twice; give each key an ID of its own$"):
+        Keys((key, key))
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ class Keys:
     def __post_init__(self) -> None:
         for key in self.keys:
             if key.key_id in self._by_id:
-                raise ApiMisuse(f"Key ID {key.name} is there twice")
+                raise ApiMisuse(f"Key ID {key.name} is there twice; give each key an ID of its own")
             self._by_id[key.key_id] = key
 
     def __len__(self) -> int:
@@ -101,14 +101,19 @@ class Keys:
 
 def parse_keys(text: str) -> Keys:
     """The keys in the text of a file. Raises `ApiMisuse` naming the line, and never what may be a secret."""
-    keys = []
+    keys: list[Key] = []
+    lines: dict[int, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         if words and not words[0].startswith("#"):
             try:
-                keys.append(_parse_key(words))
+                key = _parse_key(words)
             except ApiMisuse as error:
                 raise ApiMisuse(f"line {number}: {error}") from None
+            first = lines.setdefault(key.key_id, number)
+            if first != number:
+                raise ApiMisuse(f"line {number}: Key ID {key.name} is there twice, first on line {first}; remove one")
+            keys.append(key)
     return Keys(tuple(keys))
 
 
