@@ -181,6 +181,17 @@ def test_a_read_that_is_not_answered_while_the_stream_ends_in_order(world: Any) 
     assert world.target.next_deadline_s() == math.inf
 
 
+def test_a_fault_at_a_deadline_ends_its_session_and_no_other(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad, late = world.connect(), world.open()
+    with monkeypatch.context() as patched:
+        patched.setattr(bad.session, "tick", lambda _: 1 / 0)
+        world.advance(5)
+    assert isinstance(bad.end_action, Abort)
+    assert isinstance(bad.end_action.error, ZeroDivisionError)
+    assert isinstance(late.end_action, Abort)
+    assert "no HELLO" in late.end_action.why
+
+
 def test_a_refused_hello_has_come_in_time(world: Any) -> None:
     world.connect(initiator_id=ALICE)
     peer = world.open()

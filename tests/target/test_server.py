@@ -20,6 +20,7 @@ from kbtp.address import Address
 from kbtp.errors import AccessDenied, ConnectionLost, PeerIncompatible
 from kbtp.initiator.batches import load_batch
 from kbtp.iwarp.mpa import ActiveStartup, MpaOptions, MpaRejected
+from kbtp.keys import Key, Keys
 from kbtp.rnic import open_rnic
 from kbtp.target.actions import Abort, Disconnect, Resolved, Terminate
 from kbtp.target.config import TargetConfig
@@ -426,6 +427,29 @@ def test_an_error_while_a_session_is_ended_ends_no_other(
             break_for(monkeypatch, Target, "end_session", "bad")
         assert server.wait_until(lambda: any("internal error" in message for message in warnings(caplog)))
         assert good.load(good.alloc_store(b"g"), into=bytearray(1)) == 1
+
+
+def test_an_error_in_the_session_that_takes_another_s_place_ends_that_one(
+    serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = Key(1, bytes(32))
+    server, url = serve(keys=Keys((key,)))
+    old = kbtp.connect(url, key=key, initiator_id=bytes(range(16)), name="old")
+    real = Session._open
+
+    def broken(self: Session, granted: Any, admission: Any) -> None:
+        if admission.resumed:
+            raise ZeroDivisionError("a fault")
+        real(self, granted, admission)
+
+    monkeypatch.setattr(Session, "_open", broken)
+    with pytest.raises(ConnectionLost):
+        kbtp.connect(url, key=key, initiator_id=bytes(range(16)), name="new")
+    assert server.wait_until(lambda: not server.target.sessions)
+    assert [record.getMessage().split(": ")[1] for record in caplog.records if record.exc_info] == [
+        "internal error, the session is ended"
+    ]
+    old.close()
 
 
 def test_an_error_while_a_session_is_opened_refuses_that_one(

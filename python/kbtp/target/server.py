@@ -418,6 +418,8 @@ class Server:
             self._reasons[stream] = f"{end.why} [{end.cause}]"
             stream.terminate(end.cause)
         elif isinstance(end, Abort):
+            if end.error is not None:
+                log.error("%s: internal error, the session is ended", stream.remote_address, exc_info=end.error)
             self._reasons[stream] = end.why
             stream.abort()
         elif end is not None:
