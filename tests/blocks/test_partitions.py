@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Callable
-from typing import ClassVar, Protocol
+from typing import ClassVar, NoReturn, Protocol
 
 import pytest
 from hypothesis import settings
@@ -147,6 +147,26 @@ def test_no_partition_where_no_gap_is_long_enough(a_store: NewStore) -> None:
     assert store.open_partition("D", 2) is None  # two blocks are left, not side by side
     assert store.quotas.quota("D") == 0
     assert opened(store, "D", 1).first == block(2)
+
+
+@pytest.mark.parametrize(
+    ("new_store", "memory"),
+    [(python_store, "kbtp.blocks.partition.FreeBlockRing"), (native_store, "kbtp.rnic.native_partitions.zeroed")],
+)
+def test_a_partition_that_gets_no_memory_keeps_no_block(
+    new_store: NewStore, memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = new_store(direct=3)
+
+    def exhausted(*_: object) -> NoReturn:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(memory, exhausted)
+        with pytest.raises(MemoryError):
+            store.open_partition("direct", 3)
+    assert store.quotas.grant("direct", 2) == 2
+    assert opened(store, blocks=3).free_count == 3
 
 
 def test_without_blocks_set_aside_there_is_no_partition(a_store: NewStore) -> None:

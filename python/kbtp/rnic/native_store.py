@@ -269,7 +269,14 @@ class NativeBlockStore:
         extent = self._partitions.room_for(blocks)
         if extent is None:
             return None
-        return self._partitions.open(self.quotas.enter(holder), extent, self.pool.offset_of(extent.first))
+        known = self.quotas.find(holder) is not None
+        number = self.quotas.enter(holder)
+        try:
+            return self._partitions.open(number, extent, self.pool.offset_of(extent.first))
+        except BaseException:
+            if not known:
+                self.quotas.released(number)
+            raise
 
     def partition_of(self, holder: Hashable) -> NativePartition | None:
         number = self.quotas.find(holder)
