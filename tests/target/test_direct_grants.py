@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-import errno
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
 from kbtp.blocks import Entry
 from kbtp.keys import Key, Keys
-from kbtp.target.actions import Disconnect
 from kbtp.types import Feature, HelloAckFlag, Status
 from kbtp.verbs.api import Access
 
@@ -43,13 +41,6 @@ def granted(peer: Any) -> Feature:
 
 def stags(peer: Any) -> dict[str, int]:
     return {name: getattr(peer.ack, f"{name}_stag") for name in STAGS if getattr(peer.ack, f"{name}_stag")}
-
-
-def failing(error: Exception) -> Callable[..., NoReturn]:
-    def fail(*_: Any) -> NoReturn:
-        raise error
-
-    return fail
 
 
 def end(peer: Any) -> None:
@@ -214,50 +205,6 @@ def test_a_hello_that_gets_no_handles_leaves_no_partition_behind(new_world_of_an
     assert refused.hello(requested_features=ALLOC | MASKED, requested_quota=4).status == Status.NO_SPACE
     assert world.store.free_blocks == 8
     assert world.store.open_partition("next", 4) is not None
-
-
-@pytest.mark.parametrize("error", [OSError(errno.ENOMEM, "no memory"), MemoryError()])
-@pytest.mark.parametrize("before", ["nobody", "lingering", "live"])
-def test_a_hello_whose_ring_gets_no_memory_is_refused(
-    new_world_of_any_store: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, before: str, error: Exception
-) -> None:
-    """As one whose receive buffers get none; who was there before has what it had."""
-    key = Key(1, bytes(32), direct=DIRECT)
-    world = direct_world(new_world_of_any_store, keys=Keys((key,)))
-    if before != "nobody":
-        old = signed_in(world, key, initiator_id=ALICE, requested_quota=3, requested_features=0)
-        if before == "lingering":
-            end(old)
-    with monkeypatch.context() as patched:
-        patched.setattr(type(world.store), "open_partition", failing(error))
-        refused = signed_in(world, key, initiator_id=ALICE, requested_quota=3)
-        if before == "live":
-            end(old)
-    assert refused.ack.status == Status.TARGET_ERROR
-    assert isinstance(refused.end_action, Disconnect)
-    end(refused)
-    back = signed_in(world, key, initiator_id=ALICE, requested_quota=2)
-    assert granted(back) & Feature.DIRECT_ALLOC
-    kept = before != "nobody"
-    assert back.ack.flags == (HelloAckFlag.RESUMED if kept else HelloAckFlag.NONE)
-    assert back.ack.allocation_quota == (3 if kept else 2)
-    end(back)
-    world.advance(60)
-    world.check_nothing_is_left()
-
-
-def test_a_resumed_identity_that_gets_no_memory_lingers_no_longer_than_any(
-    new_world_of_any_store: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also while its peer takes its time to end the stream."""
-    world = direct_world(new_world_of_any_store)
-    end(world.connect(initiator_id=ALICE))
-    with monkeypatch.context() as patched:
-        patched.setattr(type(world.store), "open_partition", failing(MemoryError()))
-        refused = world.open()
-        assert refused.hello(initiator_id=ALICE, requested_features=ALLOC | MASKED).status == Status.TARGET_ERROR
-    world.advance(60)
-    assert world.connect(initiator_id=ALICE).ack.flags == HelloAckFlag.NONE
 
 
 # --- RESUMED ---

@@ -120,13 +120,6 @@ class Identities:
         else:
             self._store.quotas.release(identity)
 
-    def withdraw(self, admission: Admission, now_s: float) -> None:
-        """The HELLO that was admitted is refused after all: the identity is what it was before."""
-        if admission.resumed:
-            self.depart(admission.identity, now_s)
-        else:
-            self._leave(admission.identity)
-
     def depart(self, identity: Identity, now_s: float) -> None:
         """The stream of `identity` has ended and all its requests are resolved (profile 3 "End of a stream")."""
         identity.live = False

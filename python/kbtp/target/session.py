@@ -52,14 +52,11 @@ if TYPE_CHECKING:
 _HELLO_ACK = 0
 _COMPLETION = 1
 
-_NO_MEMORY = (MemoryError, OSError)
-
 
 @dataclass(frozen=True, slots=True)
 class _GrantedHello:
     """A HELLO that every check has passed."""
 
-    header: CommonHeader
     hello: Hello
     octets: bytes
     trust: Trust
@@ -256,7 +253,7 @@ class Session:
         credits = min(hello.completion_credits, self._target.config.request_credits)
         try:
             receives = self._memory.allocate(credits * self._target.config.max_message_bytes)
-        except _NO_MEMORY:
+        except MemoryError:
             self._refuse_hello(header, Status.TARGET_ERROR)
             return
         offered = offered_features(
@@ -266,17 +263,14 @@ class Session:
             masked_atomics=self._target.masked_atomics,
             peer_read_depth=self._peer_read_depth,
         )
-        granted = _GrantedHello(header, hello, octets, trust, offered, receives, credits)
+        granted = _GrantedHello(hello, octets, trust, offered, receives, credits)
         live = self._target.identities.live(trust.domain, hello.initiator_id)
         if live is not None and trust.key is not None:  # profile 3 "Identity"
             self._waiting = granted
             self._target.replace(live, self)
             return
         direct_alloc = bool(offered & Feature.DIRECT_ALLOC)
-        try:
-            admission = self._target.identities.admit(trust.domain, hello, direct_alloc=direct_alloc)
-        except _NO_MEMORY:
-            admission = Status.TARGET_ERROR
+        admission = self._target.identities.admit(trust.domain, hello, direct_alloc=direct_alloc)
         if isinstance(admission, Status):
             self._refuse_hello(header, admission)
         else:
@@ -293,15 +287,10 @@ class Session:
     def _open(self, granted: _GrantedHello, admission: Admission) -> None:
         target, hello, receives, credits = self._target, granted.hello, granted.receives, granted.credits
         self.identity = identity = admission.identity
-        try:
-            partition = bool(granted.offered & Feature.DIRECT_ALLOC) and target.identities.ensure_partition(identity)
-        except _NO_MEMORY:
-            self.identity = None
-            target.identities.withdraw(admission, target.now_s)
-            self._refuse_hello(granted.header, Status.TARGET_ERROR)
-            return
         # It goes into logs, one line each: what the peer chose must not start a second one.
         self.name = "".join(c if c.isprintable() else "?" for c in hello.name or "")
+        direct_alloc = bool(granted.offered & Feature.DIRECT_ALLOC)
+        partition = direct_alloc and target.identities.ensure_partition(identity)
         self.features = granted_features(hello, granted.offered, partition=partition)
         self._direct = direct = DirectModes(
             self.features, target.config, target.store, identity, self._memory, target.now_s
