@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Callable
-from typing import ClassVar, NoReturn, Protocol
+from typing import ClassVar, Protocol
 
 import pytest
 from hypothesis import settings
@@ -149,24 +149,16 @@ def test_no_partition_where_no_gap_is_long_enough(a_store: NewStore) -> None:
     assert opened(store, "D", 1).first == block(2)
 
 
-@pytest.mark.parametrize(
-    ("new_store", "memory"),
-    [(python_store, "kbtp.blocks.partition.FreeBlockRing"), (native_store, "kbtp.rnic.native_partitions.zeroed")],
-)
-def test_a_partition_that_gets_no_memory_keeps_no_block(
-    new_store: NewStore, memory: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = new_store(direct=3)
-
-    def exhausted(*_: object) -> NoReturn:
+def test_no_memory_for_a_ring_is_no_room_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(_length: int) -> bytearray:
         raise MemoryError
 
+    store = python_store(direct=2)
     with monkeypatch.context() as patched:
-        patched.setattr(memory, exhausted)
-        with pytest.raises(MemoryError):
-            store.open_partition("direct", 3)
-    assert store.quotas.grant("direct", 2) == 2
-    assert opened(store, blocks=3).free_count == 3
+        patched.setattr("kbtp.blocks.partition.bytearray", no_memory, raising=False)
+        assert store.open_partition("direct", 2) is None
+    assert store.quotas.grant("direct", 1) == 1
+    assert opened(store, blocks=2).free_count == 2
 
 
 def test_without_blocks_set_aside_there_is_no_partition(a_store: NewStore) -> None:

@@ -110,23 +110,25 @@ class Partitions:
         self._by_holder: dict[Hashable, RingPartition] = {}
 
     def open(self, holder: Hashable, blocks: int) -> RingPartition | None:
-        """A partition of `blocks` blocks for `holder`; None where there is no room. Raises `ApiMisuse` for a second
-        one, `MemoryError` if the system gives no memory."""
+        """A partition of `blocks` blocks for `holder`; None where there is no room, or the system has no memory for
+        the ring. Raises `ApiMisuse` for a second one."""
         if holder in self._by_holder:
             raise ApiMisuse(f"{holder!r} has a partition already")
         extent = self._extents.assign(blocks)
         if extent is None:
             return None
         try:
-            ring = self._ring_of(extent)
-        except BaseException:
+            ring = self._ring_over(extent)
+        except BaseException as error:
             self._extents.release(extent)
+            if isinstance(error, MemoryError):
+                return None
             raise
         partition = RingPartition(self._pool.offset_of(extent.first), blocks, ring, extent)
         self._by_holder[holder] = partition
         return partition
 
-    def _ring_of(self, extent: HandleRange) -> FreeBlockRing:
+    def _ring_over(self, extent: HandleRange) -> FreeBlockRing:
         order = ring_order_for(extent.count)
         return FreeBlockRing(
             bytearray(SLOT_BYTES << order),

@@ -76,14 +76,17 @@ class NativePartitions:
         """So many blocks side by side, in nobody else's partition from now on; None where there are none."""
         return self._extents.assign(blocks)
 
-    def open(self, holder_number: int, extent: HandleRange, first: BlockOffset) -> NativePartition:
-        """`extent` is the holder's, as `room_for` found it. Raises `OSError` if the system gives no memory."""
+    def open(self, holder_number: int, extent: HandleRange, first: BlockOffset) -> NativePartition | None:
+        """`extent` is the holder's, as `room_for` found it. None, and it is nobody's again, if the system has no memory
+        for the ring."""
         try:
             order = ring_order_for(extent.count)
             slots, head = zeroed(SLOT_BYTES << order), zeroed(COUNTER_BYTES)
             self._native.open_partition(holder_number, extent.first, extent.count, slots, head)
-        except BaseException:
+        except BaseException as error:
             self._extents.release(extent)
+            if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+                return None
             raise
         partition = NativePartition(
             first, extent.count, order, slots, head, extent, _native=self._native, _holder_number=holder_number

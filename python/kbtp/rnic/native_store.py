@@ -269,14 +269,15 @@ class NativeBlockStore:
         extent = self._partitions.room_for(blocks)
         if extent is None:
             return None
-        known = self.quotas.find(holder) is not None
+        known_as = self.quotas.find(holder)
         number = self.quotas.enter(holder)
+        partition = None
         try:
-            return self._partitions.open(number, extent, self.pool.offset_of(extent.first))
-        except BaseException:
-            if not known:
-                self.quotas.released(number)
-            raise
+            partition = self._partitions.open(number, extent, self.pool.offset_of(extent.first))
+        finally:
+            if partition is None and number != known_as:
+                self.quotas.released(number)  # no account was opened
+        return partition
 
     def partition_of(self, holder: Hashable) -> NativePartition | None:
         number = self.quotas.find(holder)
