@@ -476,7 +476,8 @@ class Tickets(RuleBasedStateMachine):
         handle = self.unused_handle()
         bound = self.store.bind_ticket(handle, "direct", ticket, block_offset or block(1), 0, seal=True)
         if block_offset is None:
-            assert bound is Status.TICKET_MISMATCH
+            full = self.usage() >= self.BLOCKS  # and a ticket without its block does not count as the BIND's own
+            assert bound is (Status.NO_SPACE if full else Status.TICKET_MISMATCH)
             return
         assert isinstance(bound, Entry)
         assert bound.block_offset == block_offset
