@@ -145,6 +145,7 @@ def test_no_partition_where_no_gap_is_long_enough(a_store: NewStore) -> None:
         opened(store, holder, 1)
     store.close_partition("B")
     assert store.open_partition("D", 2) is None  # two blocks are left, not side by side
+    assert store.largest_partition == 1
     assert store.quotas.quota("D") == 0
     assert opened(store, "D", 1).first == block(2)
 
@@ -162,7 +163,9 @@ def test_no_memory_for_a_ring_is_no_room_and_changes_nothing(monkeypatch: pytest
 
 
 def test_without_blocks_set_aside_there_is_no_partition(a_store: NewStore) -> None:
-    assert a_store(direct=0).open_partition("direct", 1) is None
+    store = a_store(direct=0)
+    assert store.open_partition("direct", 1) is None
+    assert store.largest_partition == 0
 
 
 def test_the_quota_is_the_partition_and_takes_nothing_from_the_others(a_store: NewStore) -> None:

@@ -109,6 +109,11 @@ class Partitions:
         self._extents = Extents(pool.block_count, block_count)
         self._by_holder: dict[Hashable, RingPartition] = {}
 
+    @property
+    def largest(self) -> int:
+        """Blocks that a new one could have."""
+        return self._extents.longest
+
     def open(self, holder: Hashable, blocks: int) -> RingPartition | None:
         """A partition of `blocks` blocks for `holder`; None where there is no room, or the system has no memory for
         the ring. Raises `ApiMisuse` for a second one."""

@@ -72,6 +72,11 @@ class NativePartitions:
         """Blocks that are set aside and in no partition."""
         return self._extents.free_count
 
+    @property
+    def largest(self) -> int:
+        """Blocks that a new one could have."""
+        return self._extents.longest
+
     def room_for(self, blocks: int) -> HandleRange | None:
         """So many blocks side by side, in nobody else's partition from now on; None where there are none."""
         return self._extents.assign(blocks)

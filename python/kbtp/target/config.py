@@ -110,6 +110,11 @@ class TargetConfig:
         return self.quota or max(1, self.pool_blocks // 16)
 
     @property
+    def default_direct_quota(self) -> int:
+        """As `default_quota`, for one that allocates directly: no more than is set aside for all of them."""
+        return min(self.default_quota, self.direct_blocks)
+
+    @property
     def quota_cap(self) -> int:
         return self.max_quota or self.pool_blocks
 
