@@ -98,6 +98,8 @@ class ModelTarget:
         self.back: deque[Any] = deque()
         self.ord_ = ord_
         self.ended = False
+        self.revoked_at_post: list[Region] = []
+        """What another thread revokes just before it is posted."""
         self.now_s = 50.0
         self.rnic = ModelRnic()
         self.session = InitiatorSession(InitiatorConfig(direct=self.ack.granted_features & ~Feature(0x19)), self.ack)
@@ -108,6 +110,14 @@ class ModelTarget:
     def post(self, requests: list[Any]) -> None:
         if self.ended:
             raise ConnectionLost("the stream has ended")
+        for request in requests:  # all or none
+            for region in [request.sink.region] if isinstance(request, RdmaRead) else _sources(request):
+                if region in self.revoked_at_post:
+                    region.revoke()
+                if not region.valid:
+                    raise ApiMisuse("the region is revoked")
+            if isinstance(request, RdmaRead) and request.sink.region.view.readonly:
+                raise ApiMisuse("the sink must be writable memory")
         self.wire += requests
         reading = [one for one in (*self.wire, *self.back) if isinstance(one, RdmaRead | FetchAdd | WorkCompletion)]
         assert len(reading) <= self.ord_, "more reads and atomics than the stream may have outstanding"
@@ -263,6 +273,10 @@ class ModelTarget:
         octets = contents(handle, bound.generation)
         self.pool.view(block(number), len(octets))[:] = octets
         self.table.update(handle, len(octets), True)
+
+
+def _sources(request: Any) -> list[Any]:
+    return [piece.region for piece in request.sges] if isinstance(request, RdmaWrite | Send) else []
 
 
 def contents(handle: int, generation: int) -> bytes:

@@ -416,6 +416,57 @@ def test_a_region_that_its_caller_revokes_meanwhile_is_not_used() -> None:
     assert len(target.written) == 1
 
 
+def registered(target: ModelTarget, memory: Any) -> Any:
+    region = target.rnic.register(memory, Access.NONE)
+    target.carrier.add_region(region, buffer_of(memory))  # type: ignore[arg-type]
+    return region
+
+
+def test_a_load_does_not_go_through_a_read_only_view_of_its_memory() -> None:
+    target = ModelTarget()
+    target.rebind(OTHERS, 0)
+    memory = bytearray(400)
+    registered(target, memoryview(memory).toreadonly())
+    (result,) = run(target, direct_load([OTHERS], [memory]))
+    assert result.ok
+    assert memory[: result.length_bytes] == contents(OTHERS, 2)
+    regions = len(target.rnic.regions)
+    assert run(target, direct_alloc([memory])).ok
+    assert len(target.rnic.regions) == regions, "to write from it, it is used in place"
+
+
+def test_a_region_that_is_revoked_at_the_last_moment_is_misuse_of_its_load_alone() -> None:
+    """By another thread of the caller's, between the check and the post. With an ORD of 1, others wait for it."""
+    for ord_ in (1, 4):
+        target = ModelTarget(ord_=ord_)
+        for number in range(3):
+            target.rebind(OTHERS + number, number)
+        buffers = [bytearray(400) for _ in range(3)]
+        target.revoked_at_post.append(registered(target, buffers[1]))
+        results = run(target, direct_load([OTHERS, OTHERS + 1, OTHERS + 2], buffers))
+        assert [result.ok for result in results] == [True, False, True]
+        assert isinstance(results[1].error, ApiMisuse)
+        assert run(target, direct_load([OTHERS] * 8, [bytearray(400) for _ in range(8)])).ok
+
+
+def test_a_region_that_is_revoked_at_the_last_moment_is_misuse_of_its_allocation_alone() -> None:
+    """Its ticket is given back; what goes out together with its BIND does go out."""
+    target = ModelTarget()
+    data = [bytes([number]) * 90 for number in range(3)]
+    target.revoked_at_post.append(registered(target, memory := bytearray(data[1])))
+    results = run(target, direct_alloc([data[0], memory, data[2]]))
+    assert [result.ok for result in results] == [True, False, True]
+    assert isinstance(results[1].error, ApiMisuse)
+    for result, octets in zip(results, data, strict=True):
+        if result.ok:
+            assert bytes(target.pool.view(result.block_offset, 90)) == octets
+    assert [type(request) for request in target.requests] == [Bind, Bind, Bind, Free]
+    assert not target.taken
+    target.publish()
+    assert run(target, direct_alloc([b"x"] * 2)).ok
+    assert not target.session.direct_alloc_is_over
+
+
 def test_what_is_given_to_a_stream_that_has_ended_ends_with_it() -> None:
     target = ModelTarget()
     target.ended = True

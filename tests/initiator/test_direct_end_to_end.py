@@ -80,6 +80,19 @@ def test_blocks_of_others_are_loaded_directly(target: Any, connect: Connect) -> 
     assert buffers == data
 
 
+def test_memory_registered_read_only_is_loaded_into_all_the_same(target: Any, connect: Connect) -> None:
+    """A registration only makes it faster: loads go through another one, stores use it."""
+    client = connect(target.url, direct="load,alloc")
+    memory = bytearray(octets(1, 5000))
+    client.register(memoryview(memory).toreadonly())
+    for mode in ("request", "direct"):
+        mine, other = client.alloc_store(memory, mode=mode), client.alloc_store(octets(2, 5000), mode=mode)
+        assert client.load(other, into=memory, mode=mode) == 5000
+        assert memory == octets(2, 5000)
+        assert client.load(mine, into=memory, mode=mode) == 5000
+        assert memory == octets(1, 5000)
+
+
 def test_refusals_are_those_of_load(target: Any, connect: Connect) -> None:
     client = connect(target.url, direct="load,alloc")
     block = client.alloc_store(octets(1, 300), seal=False, mode="direct")

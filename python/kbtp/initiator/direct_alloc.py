@@ -9,7 +9,7 @@ nothing may be written there any more.
 
 from __future__ import annotations
 
-from kbtp.errors import PeerMisbehaved
+from kbtp.errors import PeerMisbehaved, TicketAbandoned
 from kbtp.initiator.direct import (
     BindSpare,
     BindTaken,
@@ -91,14 +91,14 @@ class DirectAlloc:
     # --- BIND ----------------------------------------------------------------------------------
 
     def answered(self, result: Result, taken: TakenBlock) -> Step:
-        """`result` is what became of BIND, with no status if its ticket ran out before it could be sent."""
+        """`result` is what became of BIND; no status if it was not sent: its ticket ran out, or its data is lost."""
         if self._refusal is not None:
             if result.ok:
                 return FreeSpare(result.handle, result.generation)
             return Ended(self._refusal, direct_alloc_is_over=True)
         if result.ok:
             return Ended(result)
-        if result.status is None or result.status is Status.TICKET_ABANDONED:
+        if isinstance(result.error, TicketAbandoned) or result.status is Status.TICKET_ABANDONED:
             return UseRequest(direct_alloc_is_over=True)
         if result.status is Status.TICKET_MISMATCH:
             return Ended(result, direct_alloc_is_over=True)

@@ -15,6 +15,7 @@ import logging
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 from kbtp.errors import ApiMisuse, ConnectionLost, TicketAbandoned
 from kbtp.initiator.direct import (
@@ -55,6 +56,8 @@ from kbtp.verbs.api import (
 from kbtp.verbs.buffers import RegisteredBuffer, buffer_of
 
 log = logging.getLogger("kbtp.initiator")
+
+_Read: TypeAlias = RdmaRead | FetchAdd
 
 _STRUCTURE_BYTES = ENTRY_BYTES  # a ring slot has as many
 
@@ -184,22 +187,42 @@ class DirectCarrier:
 
     def post_reads(self, now_s: float) -> None:
         """Post what the stream may have outstanding."""
-        posts: list[WorkRequest] = []
+        while posts := self._readers_posts(now_s):
+            try:
+                self._stream.post(posts)
+            except ApiMisuse:
+                self._post_one_by_one(posts)
+            except ConnectionLost:
+                return  # its StreamEnded says why, and fails what was just given out
+
+    def _readers_posts(self, now_s: float) -> list[_Read]:
+        posts: list[_Read] = []
         while self._idle_reads and (reader := self._next_reader()) is not None:
             flow, step = reader
             try:
                 post = self._work_request(flow, step, self._idle_reads[-1])
             except ApiMisuse as error:
-                self._act(flow, Ended(Result(None, flow.operation.handle or 0, error=error)))
+                self._misused(flow, error)
                 continue
             flow.sequence.posted(now_s)
             self._posted[self._idle_reads.pop()] = flow, step
             posts.append(post)
-        if posts:
+        return posts
+
+    def _post_one_by_one(self, posts: list[_Read]) -> None:
+        """What another thread of the caller's has revoked meanwhile is misuse of its own flow alone."""
+        for post in posts:
             try:
-                self._stream.post(posts)
+                self._stream.post([post])
+            except ApiMisuse as error:
+                flow, _ = self._posted.pop(post.wr_id)
+                self._idle_reads.append(post.wr_id)
+                self._misused(flow, error)
             except ConnectionLost:
-                return  # its StreamEnded says why, and fails what was just given out
+                return  # as in `post_reads`, whose next post finds it too
+
+    def _misused(self, flow: _Flow, error: ApiMisuse) -> None:
+        self._act(flow, Ended(Result(None, flow.operation.handle or 0, error=error)))
 
     def _next_reader(self) -> tuple[_Flow, ReadStep] | None:
         """A flow that has a read or FetchAdd to post."""
@@ -215,7 +238,7 @@ class DirectCarrier:
             else:
                 return None
 
-    def _work_request(self, flow: _Flow, step: ReadStep, place: int) -> WorkRequest:
+    def _work_request(self, flow: _Flow, step: ReadStep, place: int) -> _Read:
         match step:
             case TakeTicket(stag, to, add_data, add_mask):
                 return FetchAdd(place, stag, to, add_data, add_mask)
@@ -229,7 +252,8 @@ class DirectCarrier:
         """The first octets of the caller's buffer. The target needs no right to them: the reads and writes are ours."""
         assert flow.buffer is not None
         if flow.lent is None or not flow.lent.region.valid:
-            flow.lent = self._memory.lend(flow.operation, flow.buffer, Access.NONE)
+            sink = flow.operation.opcode is Opcode.LOAD
+            flow.lent = self._memory.lend(flow.operation, flow.buffer, Access.NONE, sink=sink)
         return Sge(flow.lent.region, flow.lent.offset, length_bytes)
 
     def _take(self, completion: WorkCompletion, now_s: float) -> None:
@@ -251,7 +275,8 @@ class DirectCarrier:
             try:
                 self._memory.claim(flow.operation, flow.buffer)
             except ApiMisuse as error:
-                step = Ended(Result(None, flow.operation.handle or 0, error=error))
+                self._misused(flow, error)
+                return
         self._act(flow, step)
 
     def _begin_alloc(self, flow: _Flow) -> None:
@@ -269,7 +294,8 @@ class DirectCarrier:
                     self._session.unreserve_handle(operation)
                     step = Ended(Result(Status.NO_SPACE, operation.handle or 0))
             except ApiMisuse as error:
-                step = Ended(Result(None, operation.handle or 0, error=error))
+                self._misused(flow, error)
+                return
         self._act(flow, step)
 
     def _act(self, flow: _Flow, step: Step) -> None:
