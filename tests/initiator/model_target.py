@@ -225,12 +225,17 @@ class ModelTarget:
         return Status.SUCCESS, entry.data_length, entry.block_offset
 
     def _alloc_store(self, request: Any) -> tuple[Status, int, int]:
+        length = request.data.length
+        if not 0 <= request.handle - self.ack.first_handle < self.ack.handle_count:
+            return Status.HANDLE_OUT_OF_RANGE, 0, 0
         if self.table.read(request.handle).valid:
             return Status.ALREADY_BOUND, 0, 0
-        block_offset = self.ring.allocate()
+        if length > self.ack.block_size:
+            return Status.LENGTH_ERROR, 0, 0
+        full = len(self.mine) + len(self.taken) >= self.ack.allocation_quota
+        block_offset = None if full else self.ring.allocate()
         if block_offset is None:
             return Status.NO_SPACE, 0, 0
-        length = request.data.length
         self.pool.view(block_offset, length)[:] = request.inline_data
         return self._bound(request, block_offset, length)
 

@@ -199,14 +199,24 @@ def test_as_many_allocations_as_the_quota_and_no_ticket_more() -> None:
 
 def test_one_bad_allocation_of_a_batch_takes_no_ticket() -> None:
     target = ModelTarget()
-    data = [b"good", object(), b"x" * (BLOCK_BYTES + 1), b"good", b"good"]
-    handles = [TABLE_BASE, TABLE_BASE + 1, TABLE_BASE + 2, TABLE_BASE + 40, TABLE_BASE + 3]
+    target.table.bind(TABLE_BASE + 4, block(0), 0, True)
+    too_long = b"x" * (BLOCK_BYTES + 1)
+    data = [b"good", object(), too_long, b"good", too_long, b"good"]
+    handles = [TABLE_BASE, TABLE_BASE + 1, TABLE_BASE + 2, TABLE_BASE + 40, TABLE_BASE + 4, TABLE_BASE + 3]
     results = run(target, direct_alloc(data, handles))
     assert [result.status for result in results] == [
-        Status.SUCCESS, None, Status.LENGTH_ERROR, Status.HANDLE_OUT_OF_RANGE, Status.SUCCESS,
+        Status.SUCCESS, None, Status.LENGTH_ERROR, Status.HANDLE_OUT_OF_RANGE, Status.ALREADY_BOUND, Status.SUCCESS,
     ]  # fmt: skip
     assert isinstance(results[1].error, ApiMisuse)
-    assert len(target.requests) == 2
+    assert (len(sent(target, Bind)), len(sent(target, AllocStore))) == (2, 3)
+
+
+def test_beyond_the_quota_the_first_check_that_fails_names_the_status() -> None:
+    target = ModelTarget()
+    run(target, direct_alloc([b"x"] * 4)).raise_for_status()
+    results = run(target, direct_alloc([b"y"] * 3, [TABLE_BASE + 40, TABLE_BASE, TABLE_BASE + 6]))
+    assert results.statuses.tolist() == [Status.HANDLE_OUT_OF_RANGE, Status.ALREADY_BOUND, Status.NO_SPACE]
+    assert len(sent(target, Bind)) == 4
 
 
 def test_no_handle_left_takes_no_ticket() -> None:

@@ -120,6 +120,29 @@ def test_refusals_are_those_of_load(target: Any, connect: Connect) -> None:
     ]  # fmt: skip
 
 
+def test_refusals_of_an_allocation_are_those_of_alloc_store(target: Any, connect: Connect) -> None:
+    """Profile 1: the first check that fails names the status."""
+    client = connect(target.url, direct="load,alloc")
+    bound, outside = client.alloc_store(b"x").handle, connect(target.url).alloc_store(b"x").handle
+    spare, too_long = client.terms.first_handle + client.terms.handle_count - 1, bytes(BLOCK_BYTES + 1)
+    cases: list[tuple[int, bytes, type[Exception]]] = [
+        (outside, too_long, HandleOutOfRange),
+        (bound, too_long, AlreadyBound),
+        (spare, too_long, LengthError),
+        (bound, b"y", AlreadyBound),
+    ]
+    for handle, data, refusal in cases:
+        for mode in ("request", "direct"):
+            with pytest.raises(refusal):
+                client.alloc_store(data, handle=handle, mode=mode)
+    client.alloc_store_many([b"y"] * 3).raise_for_status()
+    for handle, data, refusal in [*cases, (spare, b"y", NoSpace)]:
+        for mode in ("request", "direct"):
+            with pytest.raises(refusal):
+                client.alloc_store(data, handle=handle, mode=mode)
+    assert client.features & Feature.DIRECT_ALLOC
+
+
 def test_a_refused_bind_costs_nothing(target: Any, connect: Connect) -> None:
     """Profile 6.11: its ticket is given back, and with it block and quota."""
     client = connect(target.url, direct="load,alloc")

@@ -48,12 +48,11 @@ class DirectAlloc:
         return self.deadline_s is not None and now_s >= self.deadline_s
 
     def begin(self) -> Step:
-        """What is known to be refused takes no ticket."""
-        if self._handle is not None and not self._terms.owns(self._handle):
-            return Ended(Result(Status.HANDLE_OUT_OF_RANGE, self._handle))
-        if self._length_bytes > self._terms.ack.block_size:
-            return Ended(Result(Status.LENGTH_ERROR, self._handle or 0))
+        """What is known to be refused takes no ticket: ALLOC_STORE says with which status (profile 1)."""
         ack = self._terms.ack
+        outside = self._handle is not None and not self._terms.owns(self._handle)
+        if outside or self._length_bytes > ack.block_size:
+            return UseRequest()
         return TakeTicket(ack.head_stag, ack.head_offset, self._counter.add_data, self._counter.add_mask)
 
     def posted(self, now_s: float) -> None:

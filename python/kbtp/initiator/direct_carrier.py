@@ -35,10 +35,10 @@ from kbtp.initiator.direct import (
 from kbtp.initiator.direct_alloc import DirectAlloc
 from kbtp.initiator.direct_load import DirectLoad
 from kbtp.initiator.lent_memory import Lent, LentMemory
-from kbtp.initiator.operations import Operation, Result, no_handle
+from kbtp.initiator.operations import Operation, Result
 from kbtp.initiator.session import InitiatorSession
 from kbtp.limits import DIRECT_LOAD_WINDOW_BYTES, ENTRY_BYTES
-from kbtp.types import Opcode, RequestFlag, Status
+from kbtp.types import Opcode, RequestFlag
 from kbtp.verbs.api import (
     Access,
     FetchAdd,
@@ -288,11 +288,8 @@ class DirectCarrier:
             try:
                 if flow.buffer is not None:
                     self._piece(flow, len(flow.buffer.view))
-                if not self._session.reserve_handle(operation):
-                    step = Ended(Result(Status.NO_SPACE, error=no_handle(self._session.ack.handle_count)))
-                elif not self._session.reserve_block():
-                    self._session.unreserve_handle(operation)
-                    step = Ended(Result(Status.NO_SPACE, operation.handle or 0))
+                if not (self._session.reserve_handle(operation) and self._session.reserve_block()):
+                    step = UseRequest()
             except ApiMisuse as error:
                 self._misused(flow, error)
                 return

@@ -231,11 +231,6 @@ class InitiatorSession:
             operation.reserved_handle = self.handles.take()
         return operation.handle is not None or operation.reserved_handle is not None
 
-    def unreserve_handle(self, operation: Operation) -> None:
-        if operation.reserved_handle is not None:
-            self.handles.free(operation.reserved_handle)
-            operation.reserved_handle = None
-
     def reserve_block(self) -> bool:
         """Count a ticket before it is taken (draft 3.4, profile 6.8); False if that is more than the quota.
 
