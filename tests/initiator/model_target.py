@@ -133,6 +133,7 @@ class ModelTarget:
                 self.back.append((add, self._fetch_add(add)))
             case RdmaWrite() as write:
                 self._write(write)
+                self.back.append(write)
             case Send() as send:
                 self._request(parse_request(send.inline))
 
@@ -147,6 +148,8 @@ class ModelTarget:
             case (FetchAdd() as add, int() as value):
                 done = WorkCompletion(self, add.wr_id, WcOpcode.ATOMIC, WcStatus.SUCCESS, value=value)  # type: ignore[arg-type]
                 self.carrier.completed(done)
+            case RdmaWrite() as write:
+                self.carrier.completed(WorkCompletion(self, write.wr_id, WcOpcode.RDMA_WRITE, WcStatus.SUCCESS))  # type: ignore[arg-type]
         self.pass_time(0.0001)
 
     def pass_time(self, seconds: float) -> None:

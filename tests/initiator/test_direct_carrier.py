@@ -13,7 +13,7 @@ from kbtp.errors import ApiMisuse, ConnectionLost, PeerMisbehaved
 from kbtp.initiator.batches import Batch, Results, alloc_store_batch, free_batch, load_batch
 from kbtp.limits import DIRECT_LOAD_TRIES_MAX
 from kbtp.types import BlockRef, EntryFlag, Feature, Status
-from kbtp.verbs.api import Access, FetchAdd, RdmaRead
+from kbtp.verbs.api import Access, FetchAdd, RdmaRead, RdmaWrite
 from kbtp.verbs.buffers import buffer_of
 from kbtp.wire import AllocStore, Bind, Completion, Free, Load
 from tests.initiator.direct_acks import BLOCK_BYTES, TABLE_BASE, TICKET_TIMEOUT_S, block
@@ -44,6 +44,12 @@ def direct_alloc(data: list[Any], handles: list[int] | None = None, seal: bool =
 
 def sent(target: ModelTarget, kind: type) -> list[Any]:
     return [request for request in target.requests if isinstance(request, kind)]
+
+
+def until_posted(target: ModelTarget, kind: Callable[[Any], bool]) -> None:
+    """Go on until something of this kind is the next that the target sees."""
+    while not (target.wire and kind(target.wire[0])):
+        (target.execute if target.wire else target.deliver)()
 
 
 # --- loads -------------------------------------------------------------------------------------
@@ -302,17 +308,45 @@ def test_no_ticket_is_waited_for_while_an_older_one_is_not_bound() -> None:
     assert batch.results.ok
 
 
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_bind_answered_before_its_write_has_left_ends_nothing(refused: bool) -> None:
+    """The memory is the caller's again once an operation has ended, so nothing may leave it after that."""
+    target = ModelTarget()
+    if refused:
+        target.refusals.append(Status.TICKET_MISMATCH)
+    batch = begin(target, direct_alloc([bytearray(b"x" * 100)]))
+    until_posted(target, lambda post: isinstance(post, RdmaWrite))
+    (piece,) = target.wire[0].sges
+    target.wire.rotate(-1)
+    target.execute()
+    target.deliver()
+    assert batch.results is None
+    assert piece.region.valid
+    target.settle()
+    assert batch.results is not None
+    assert batch.results[0].status is (Status.TICKET_MISMATCH if refused else Status.SUCCESS)
+    assert not piece.region.valid
+
+
+def test_the_ends_of_write_and_bind_come_in_either_order() -> None:
+    """Nothing orders completions of the send queue with those of the receive queue."""
+    target = ModelTarget()
+    batch = begin(target, direct_alloc([b"x"]))
+    until_posted(target, lambda post: isinstance(post, RdmaWrite))
+    target.execute()
+    target.execute()
+    target.back.rotate(1)
+    target.settle()
+    assert batch.results is not None
+    assert batch.results.ok
+    assert run(target, direct_alloc([b"y"])).ok
+
+
 # --- tickets that run out ----------------------------------------------------------------------
 
 
 def out_of_time(target: ModelTarget) -> None:
     target.pass_time(TICKET_TIMEOUT_S)
-
-
-def until_posted(target: ModelTarget, kind: Callable[[Any], bool]) -> None:
-    """Go on until something of this kind is the next that the target sees."""
-    while not (target.wire and kind(target.wire[0])):
-        (target.execute if target.wire else target.deliver)()
 
 
 @pytest.mark.parametrize("stage", ["FetchAdd", "slot", "waiting"])

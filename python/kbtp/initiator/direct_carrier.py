@@ -75,6 +75,10 @@ class _Flow:
     lent: Lent | None = None
     written: bool = False
     """The RDMA Write of its data is posted."""
+    leaving: bool = False
+    """That Write has not left the caller's memory yet."""
+    bind_result: Result | None = None
+    """What became of BIND, until the flow goes on with it."""
 
     @property
     def awaits_slot(self) -> bool:
@@ -106,6 +110,8 @@ class DirectCarrier:
         self._allocs: dict[_Flow, None] = {}
         """Begun and not resolved, in the order of their tickets."""
         self._binds: dict[Operation, _Flow] = {}
+        self._writes: dict[int, _Flow] = {}
+        """By their wr_id, which is the Request ID of the BIND they were posted with."""
 
     # --- from the session's carrier ------------------------------------------------------------
 
@@ -134,8 +140,8 @@ class DirectCarrier:
         return _Flow(operation, load, buffer)
 
     def note(self, completion: WorkCompletion) -> None:
-        """Keep the end of a read or FetchAdd for `advance`."""
-        if completion.opcode in (WcOpcode.RDMA_READ, WcOpcode.ATOMIC):
+        """Keep the end of a read, FetchAdd or Write for `advance`."""
+        if completion.opcode in (WcOpcode.RDMA_READ, WcOpcode.ATOMIC, WcOpcode.RDMA_WRITE):
             self._completed.append(completion)
 
     def due_s(self) -> float | None:
@@ -154,7 +160,10 @@ class DirectCarrier:
         """Go on with what has completed or is due, as far as the next posts. Raises `PeerMisbehaved`."""
         completed, self._completed = self._completed, []
         for completion in completed:
-            self._take(completion, now_s)
+            if completion.opcode is WcOpcode.RDMA_WRITE:
+                self._write_left(completion.wr_id)
+            else:
+                self._take(completion, now_s)
         self._look_after_tickets(now_s)
 
     def data_of(self, bind: Operation, now_s: float) -> list[WorkRequest]:
@@ -168,8 +177,9 @@ class DirectCarrier:
             return []
         assert bind.taken is not None
         source = self._piece(flow, bind.length_bytes)
-        flow.written = True
-        return [RdmaWrite(0, (source,), self._terms.ack.partition_stag, bind.taken.block_offset)]
+        flow.written = flow.leaving = True
+        self._writes[bind.request_id] = flow
+        return [RdmaWrite(bind.request_id, (source,), self._terms.ack.partition_stag, bind.taken.block_offset)]
 
     def fail(self, error: ConnectionLost) -> None:
         """The stream has ended: everything begun or queued ends with `error`."""
@@ -334,10 +344,24 @@ class DirectCarrier:
 
     def _bound(self, flow: _Flow, bind: Operation) -> None:
         del self._binds[bind]
-        if isinstance(flow.step, BindTaken | BindSpare):
-            assert bind.result is not None
+        assert bind.result is not None
+        flow.bind_result = bind.result
+        if bind.result.status is None and self._writes.pop(bind.request_id, None) is not None:
+            flow.leaving = False  # BIND was not posted, nor was its Write
+        self._go_on_from_bind(flow)
+
+    def _write_left(self, wr_id: int) -> None:
+        flow = self._writes.pop(wr_id)
+        flow.leaving = False
+        self._go_on_from_bind(flow)
+
+    def _go_on_from_bind(self, flow: _Flow) -> None:
+        """A peer can answer BIND too early. While the Write leaves, its memory must not be the caller's again."""
+        result = flow.bind_result
+        if result is not None and not flow.leaving and isinstance(flow.step, BindTaken | BindSpare):
             assert isinstance(flow.sequence, DirectAlloc)
-            self._act(flow, flow.sequence.answered(bind.result, flow.step.taken))
+            flow.bind_result = None
+            self._act(flow, flow.sequence.answered(result, flow.step.taken))
 
     def _freed(self, flow: _Flow, _free: Operation) -> None:
         if isinstance(flow.step, FreeSpare):
