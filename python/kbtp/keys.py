@@ -27,12 +27,12 @@ from kbtp.limits import (
     KEY_SECRET_MIN_BYTES,
     TRUST_DOMAIN_MAX_BYTES,
 )
-from kbtp.types import Feature
+from kbtp.types import DIRECT_MODES, Feature
 
 DEFAULT_DOMAIN = "default"
 """The trust domain of sessions that authenticated with no key, and of keys that name none (profile 3)."""
 
-DIRECT_MODES = {"load": Feature.DIRECT_LOAD, "alloc": Feature.DIRECT_ALLOC}
+_DIRECT_BY_NAME = {"load": Feature.DIRECT_LOAD, "alloc": Feature.DIRECT_ALLOC}
 _KEY_ID = re.compile(r"[0-9a-fA-F]{8}")
 _SECRET = re.compile(r"(?:[0-9a-fA-F]{2})+")
 _DOMAIN = re.compile(rf"[A-Za-z0-9._-]{{1,{TRUST_DOMAIN_MAX_BYTES}}}")
@@ -58,7 +58,7 @@ class Key:
             raise ApiMisuse(
                 f"trust domain {self.domain!r}: 1 to {TRUST_DOMAIN_MAX_BYTES} of A-Z a-z 0-9 . _ - expected"
             )
-        if self.direct & ~(Feature.DIRECT_LOAD | Feature.DIRECT_ALLOC):
+        if self.direct & ~DIRECT_MODES:
             raise ApiMisuse(f"direct modes {self.direct!r}: DIRECT_LOAD and DIRECT_ALLOC expected")
 
     @property
@@ -134,15 +134,18 @@ def _parse_key(words: list[str]) -> Key:
 
 
 def parse_direct(text: str) -> Feature:
-    """`none`, `load`, `alloc` or `load,alloc`. Raises `ApiMisuse`."""
+    """`load`, `alloc` or `load,alloc`; none of them for `none` and for nothing. Raises `ApiMisuse`."""
+    names = [name.strip() for name in text.split(",")] if isinstance(text, str) else []
+    if names in ([""], ["none"]):
+        return Feature.NONE
+    if not names or not all(name in _DIRECT_BY_NAME for name in names):
+        raise ApiMisuse(f"direct modes {text!r}: none, load, alloc or load,alloc expected")
     direct = Feature.NONE
-    for mode in [] if text == "none" else text.split(","):
-        if mode not in DIRECT_MODES:
-            raise ApiMisuse(f"direct modes {text!r}: none, load, alloc or load,alloc expected")
-        direct |= DIRECT_MODES[mode]
+    for name in names:
+        direct |= _DIRECT_BY_NAME[name]
     return direct
 
 
 def direct_text(direct: Feature) -> str:
     """The reverse of `parse_direct`."""
-    return ",".join(name for name, mode in DIRECT_MODES.items() if direct & mode) or "none"
+    return ",".join(name for name, mode in _DIRECT_BY_NAME.items() if direct & mode) or "none"
