@@ -261,6 +261,10 @@ class NativeBlockStore:
 
     # --- partitions, and what an initiator allocates there itself ---
 
+    @property
+    def largest_partition(self) -> int:
+        return self._partitions.largest
+
     def open_partition(self, holder: Hashable, blocks: int) -> NativePartition | None:
         if self.partition_of(holder) is not None:
             raise ApiMisuse(f"{holder!r} has a partition already")
