@@ -51,7 +51,12 @@ def test_engines_that_differ_share_nothing() -> None:
     assert identity_of(config()) == identity_of(config())
 
 
-def caches(shape: tuple[int, ...] = (8, 2, 32, 64), dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.Tensor]:
+BLOCKS = 8
+
+
+def caches(
+    shape: tuple[int, ...] = (BLOCKS, 2, 32, 64), dtype: torch.dtype = torch.bfloat16
+) -> dict[str, torch.Tensor]:
     return {f"layer {number}": torch.zeros(shape, dtype=dtype) for number in range(2)}
 
 
@@ -61,9 +66,9 @@ def test_memory_that_is_laid_out_otherwise_has_other_keys() -> None:
     transposed = {name: torch.zeros(8, 32, 2, 64, dtype=torch.bfloat16).transpose(1, 2) for name in one}
     shared = dict.fromkeys(one, one["layer 0"])
     others = [caches((8, 2, 64, 32)), caches(dtype=torch.float16), transposed, shared, {"layer 0": one["layer 0"]}]
-    layouts = [Pages(each).layout for each in (one, *others)]
+    layouts = [Pages(each, BLOCKS).layout for each in (one, *others)]
     assert len(set(layouts)) == len(layouts)
-    assert Pages(caches((16, 2, 32, 64))).layout == layouts[0]  # how many blocks there are is no difference
+    assert Pages(caches((16, 2, 32, 64)), 16).layout == layouts[0]  # how many blocks there are is no difference
     names = {Shard(layout, *ranks).key_of(b"hash") for layout in layouts for ranks in ((0, 0), (0, 1), (1, 0))}
     assert len(names) == 3 * len(layouts)
 
@@ -76,9 +81,9 @@ def test_rows_hold_all_layers_of_a_block(transposed: bool) -> None:
     if transposed:
         for each in (source, sink):
             each.update({name: one.transpose(1, 2).contiguous().transpose(1, 2) for name, one in each.items()})
-    rows = torch.zeros(3, Pages(source).row_bytes, dtype=torch.uint8)
-    Pages(source).gather([5, 0, 7], rows)
-    Pages(sink).scatter(rows, [1, 2, 3], None)
+    rows = torch.zeros(3, Pages(source, BLOCKS).row_bytes, dtype=torch.uint8)
+    Pages(source, BLOCKS).gather([5, 0, 7], rows)
+    Pages(sink, BLOCKS).scatter(rows, [1, 2, 3], None)
     for name, tensor in source.items():
         assert torch.equal(sink[name][1:4], tensor[[5, 0, 7]])
         assert not sink[name][[0, 4, 5, 6, 7]].any()
@@ -86,12 +91,19 @@ def test_rows_hold_all_layers_of_a_block(transposed: bool) -> None:
 
 def test_memory_that_cannot_be_moved_is_refused_at_the_start() -> None:
     with pytest.raises(ApiMisuse, match="gaps"):
-        Pages({"layer": torch.zeros(8, 2, 32, 128)[..., :64]})
+        Pages({"layer": torch.zeros(BLOCKS, 2, 32, 128)[..., :64]}, BLOCKS)
     with pytest.raises(ApiMisuse, match="no KV cache"):
-        Pages({"layer": [torch.zeros(8, 2)]})  # type: ignore[dict-item]
-    pages = Pages(caches())
+        Pages({"layer": [torch.zeros(BLOCKS, 2)]}, BLOCKS)  # type: ignore[dict-item]
+    pages = Pages(caches(), BLOCKS)
     with pytest.raises(ApiMisuse, match="at least 4 rows"):
         Staging(pages, LANES * pages.row_bytes - 1)
+
+
+@pytest.mark.requirement("keys")
+def test_blocks_that_the_attention_backend_splits_are_refused_at_the_start() -> None:
+    """vLLM's scheduler goes on to count whole blocks: its numbers would name other rows."""
+    with pytest.raises(ApiMisuse, match=r"layer 0 has 16 blocks where vLLM's scheduler counts 8: set block_size to"):
+        Pages(caches((2 * BLOCKS, 2, 16, 64)), BLOCKS)
 
 
 @pytest.mark.parametrize(

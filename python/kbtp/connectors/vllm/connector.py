@@ -94,7 +94,7 @@ class KbtpConnector(KVConnectorBase_V1):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Raises `ApiMisuse` for a KV cache that is not supported: the engine does not start."""
-        pages = Pages(kv_caches)
+        pages = Pages(kv_caches, self._kv_cache_config.num_blocks)
         ranks = (get_pp_group().rank_in_group, get_tp_group().rank_in_group)
         shard = Shard(fingerprint_of(identity_of(self._vllm_config), pages.layout), *ranks)
         staging = Staging(pages, self._staging_bytes)
