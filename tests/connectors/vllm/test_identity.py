@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PretrainedConfig
 
 from kbtp.connectors.vllm.connector import KbtpConnector, identity_of
 from kbtp.connectors.vllm.pages import LANES, Pages, Staging
@@ -20,6 +21,7 @@ def config(**other: Any) -> Any:
         "revision": None,
         "dtype": torch.bfloat16,
         "quantization": None,
+        "hf_config": PretrainedConfig(rope_parameters={"rope_theta": 10_000.0}),
         "cache_dtype": "auto",
         "block_size": 32,
         "prefix_caching_hash_algo": "sha256",
@@ -36,6 +38,7 @@ DIFFERENCES = [
     {"revision": "None "},
     {"dtype": torch.float16},
     {"quantization": "fp8"},
+    {"hf_config": PretrainedConfig(rope_parameters={"rope_theta": 20_000.0})},  # --hf-overrides
     {"cache_dtype": "fp8"},
     {"block_size": 16},
     {"prefix_caching_hash_algo": "xxhash"},

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import vllm
 from vllm.config import VllmConfig
+from vllm.config.utils import normalize_value
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -50,6 +51,7 @@ def identity_of(config: VllmConfig) -> bytes:
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     fields: list[str | int] = ["vllm connector", 1, vllm.__version__, model.model, str(model.revision)]
     fields += [str(model.dtype), str(model.quantization), str(cache.cache_dtype), cache.block_size]
+    fields.append(str(normalize_value(model.hf_config)))  # as overridden: --hf-overrides change what a model computes
     fields += [str(cache.prefix_caching_hash_algo), parallel.tensor_parallel_size, parallel.pipeline_parallel_size]
     return fingerprint_of(*fields)
 
