@@ -31,7 +31,11 @@ class AsyncIndex(Protocol):
 
 def index_url(url: str) -> str:
     """The URL of the index itself: `kbtp://HOST[:PORT]` means the one that `kbtp serve --index` has there."""
-    if urlsplit(url).scheme != SCHEME:
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError as error:
+        raise ApiMisuse(f"{url!r} names no index ({error}): expected HOST, or [ADDRESS] of IPv6, behind ://") from None
+    if scheme != SCHEME:
         return url
     address = Address.parse(url)
     return valkey_url(address.host, address.port + EMBEDDED_PORT_OFFSET)

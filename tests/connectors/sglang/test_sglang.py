@@ -321,8 +321,10 @@ def test_pages_of_another_kind_are_not_there(start_engine: Callable[..., Engine]
         ({"interface_v1": 0}, "interface_v1"),
         ({"qota": 3}, "no option qota"),
         ({"url": "http://cache-server"}, "cache-server"),
-        ({"copies": 0}, "0 copies"),
+        ({"copies": 0}, "copies of 0"),
         ({"key_file": "nowhere"}, "nowhere"),
+        ({"writer": 5}, "writer of 5: expected text"),
+        ({"verify": "false"}, "verify of 'false': expected true or false"),
     ],
     ids=str,
 )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import PretrainedConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from kbtp.connectors.vllm.connector import KbtpConnector, identity_of
 from kbtp.connectors.vllm.pages import LANES, Pages, Staging
@@ -109,6 +110,19 @@ def test_blocks_that_the_attention_backend_splits_are_refused_at_the_start() -> 
         Pages(caches((2 * BLOCKS, 2, 16, 64)), BLOCKS)
 
 
+def start(transfer: dict[str, Any], parallel: Any = (), groups: int = 1, block_tokens: int = 32) -> None:
+    """A worker's half, without an engine."""
+    plain = {"is_kv_consumer": True, "is_kv_producer": True, "kv_load_failure_policy": "recompute"}
+    no_context = {"decode_context_parallel_size": 1, "prefill_context_parallel_size": 1}
+    vllm_config = SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(**{**plain, **transfer}),
+        parallel_config=SimpleNamespace(**{**no_context, **dict(parallel)}),
+        cache_config=SimpleNamespace(block_size=32),
+    )
+    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=block_tokens))
+    KbtpConnector(vllm_config, KVConnectorRole.WORKER, SimpleNamespace(kv_cache_groups=[group] * groups))
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -121,15 +135,14 @@ def test_blocks_that_the_attention_backend_splits_are_refused_at_the_start() -> 
 )
 def test_what_is_not_supported_is_refused_at_the_start(wrong: Any) -> None:
     transfer, parallel, groups, block_tokens = wrong
-    vllm_config = SimpleNamespace(
-        kv_transfer_config=SimpleNamespace(
-            **{"is_kv_consumer": True, "is_kv_producer": True, "kv_load_failure_policy": "recompute", **transfer}
-        ),
-        parallel_config=SimpleNamespace(
-            **{"decode_context_parallel_size": 1, "prefill_context_parallel_size": 1, **parallel}
-        ),
-        cache_config=SimpleNamespace(block_size=32),
-    )
-    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=block_tokens))
     with pytest.raises(ApiMisuse, match=r"must be|not supported"):
-        KbtpConnector(vllm_config, None, SimpleNamespace(kv_cache_groups=[group] * groups))
+        start(transfer, parallel, groups, block_tokens)
+
+
+@pytest.mark.parametrize(
+    ("option", "wrong"),
+    [("staging_bytes", "1GiB"), ("staging_bytes", True), ("timeout_s", "2"), ("timeout_s", None), ("writer", 5)],
+)
+def test_an_option_that_is_mistyped_is_said_at_the_start(option: str, wrong: Any) -> None:
+    with pytest.raises(ApiMisuse, match=f"{option} of {wrong!r}: expected"):
+        start({"kv_connector_extra_config": {"url": "kbtp://127.0.0.1", option: wrong}})

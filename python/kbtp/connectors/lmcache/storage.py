@@ -57,7 +57,7 @@ class KbtpStorage(StoragePluginInterface):
         self._troubles = Troubles(log)
         self._arena = _arena_of(local_cpu_backend)
         self._arena.register(self._cache)
-        self._puts = Turns("put", float(options.get("timeout_s", limits.CACHE_TIMEOUT_S)), self._troubles)
+        self._puts = Turns("put", options.get("timeout_s", limits.CACHE_TIMEOUT_S), self._troubles)
         self._lock = threading.Lock()
         self._putting: set[CacheEngineKey] = set()
         self._format = MemoryFormat.KV_MLA_FMT if metadata.use_mla else MemoryFormat.KV_2LTD

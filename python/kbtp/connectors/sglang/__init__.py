@@ -19,7 +19,7 @@ from sglang.srt.runtime_context import get_server_args
 
 from kbtp.cache import Cache, Item, Outcome
 from kbtp.connectors.names import key_of
-from kbtp.connectors.opening import open_cache
+from kbtp.connectors.opening import open_cache, take_flag
 from kbtp.connectors.sglang.pools import Pool, is_sharded
 from kbtp.connectors.troubles import Troubles
 from kbtp.errors import ApiMisuse
@@ -49,10 +49,10 @@ class KbtpStorage(HiCacheStorage):
             raise ApiMisuse('"interface_v1": 1 is missing: without it SGLang copies every page twice')
         self._config = storage_config
         self._options = {name: value for name, value in said.items() if name not in _OF_SGLANG}
-        self._verify = bool(self._options.pop("verify", True))
+        self._verify = take_flag(self._options, "verify", True)
         self._model = _fingerprint(storage_config)
         self._options.setdefault("namespace", f"sglang:{self._model.hex()}")
-        if "writer" in self._options:
+        if isinstance(self._options.get("writer"), str):
             ranks = [
                 storage_config.tp_rank,
                 storage_config.pp_rank,

@@ -70,14 +70,16 @@ class KbtpConnector(KVConnectorBase_V1):
         self._saves, self._loads = transfer.is_kv_producer, transfer.is_kv_consumer
         options = {"timeout_s": TIMEOUT_S, "staging_bytes": STAGING_BYTES, **transfer.kv_connector_extra_config}
         options.setdefault("connect_timeout_s", options["timeout_s"])
-        self._staging_bytes = int(options.pop("staging_bytes"))
-        self._timeout_s = float(options["timeout_s"])
+        self._staging_bytes = options.pop("staging_bytes")
+        if not isinstance(self._staging_bytes, int) or isinstance(self._staging_bytes, bool):
+            raise ApiMisuse(f"staging_bytes of {self._staging_bytes!r}: expected a whole number")
         if role is KVConnectorRole.SCHEDULER or not self._saves:
             options.update(read_only=True, writer=None)
-        elif options.get("writer") is not None:  # each worker is a writer of its own
+        elif isinstance(options.get("writer"), str):  # each worker is a writer of its own
             options["writer"] += f" {parallel.data_parallel_index} {parallel.rank}"
         self.troubles = Troubles(log)
         self.cache = open_cache(options)
+        self._timeout_s: float = options["timeout_s"]
         self.plans = Plans(self.cache, vllm_config.cache_config.block_size, self._timeout_s, self.troubles)
         self._layout: Layout | None = None
         self._transfers: Transfers | None = None
