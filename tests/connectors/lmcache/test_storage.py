@@ -131,5 +131,7 @@ def test_a_chunk_that_has_changed_is_a_miss(cluster, open_engine) -> None:
     ids=str,
 )
 def test_chunks_of_another_model_rank_dtype_or_layout_are_others(open_engine, other) -> None:
-    open_engine().store(1)
+    first = open_engine()
+    assert first.store(1) == WHOLE
     assert open_engine(**other).look_up(1) == 0
+    assert first.look_up(1) == WHOLE
