@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,11 @@ def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path, verb: str) -> Non
     result = run(verb, "--folder", str(tmp_path))
     assert (result.exit_code, path.read_text()) == (2, "-- mine\n")
     assert "something else" in result.output
+
+
+def test_json_says_where(tmp_path: Path) -> None:
+    for verb in ("install", "remove"):
+        assert json.loads(run(verb, "--folder", str(tmp_path), "--json").output) == {"path": str(tmp_path / "kbtp.lua")}
 
 
 def test_what_is_not_there_cannot_be_removed(tmp_path: Path) -> None:
