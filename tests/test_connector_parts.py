@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 
 from kbtp.cache import CacheSettings
-from kbtp.connectors.names import key_of
+from kbtp.connectors.names import fingerprint_of, key_of
 from kbtp.connectors.opening import OPTIONS, open_cache
 from kbtp.connectors.troubles import REPEAT_S, Troubles
 from kbtp.errors import ApiMisuse
@@ -37,6 +37,13 @@ def test_what_differs_in_a_field_has_a_different_key() -> None:
     for one, other in combinations(keys, 2):
         assert one != other
     assert [key_of(*fields) for fields in FIELDS] == keys
+
+
+def test_and_a_different_fingerprint_of_fixed_length() -> None:
+    fingerprints = [fingerprint_of(*fields) for fields in FIELDS]
+    assert len(set(fingerprints)) == len(FIELDS)
+    assert {len(one) for one in fingerprints} == {16}
+    assert [fingerprint_of(*fields) for fields in FIELDS] == fingerprints
 
 
 def test_a_trouble_is_counted_each_time_and_told_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:

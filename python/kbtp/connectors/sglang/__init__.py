@@ -6,7 +6,6 @@ where, and what else must be equal. Pages are stored from there and loaded into 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, 
 from sglang.srt.runtime_context import get_server_args
 
 from kbtp.cache import Cache, Item, Outcome
-from kbtp.connectors.names import key_of
+from kbtp.connectors.names import fingerprint_of, key_of
 from kbtp.connectors.opening import open_cache, take_flag
 from kbtp.connectors.sglang.pools import Pool, is_sharded
 from kbtp.connectors.troubles import Troubles
@@ -231,7 +230,7 @@ def _fingerprint(config: Any) -> bytes:
     except ValueError:  # no server, but a cache controller by itself
         arguments = None
     fields = [f"{name}={getattr(arguments, name, None)}" for name in _ARGUMENTS]
-    return hashlib.blake2b(key_of("sglang", _KEYS_ARE, str(config.model_name), *fields), digest_size=16).digest()
+    return fingerprint_of("sglang", _KEYS_ARE, str(config.model_name), *fields)
 
 
 def _octets(page: torch.Tensor) -> Any:

@@ -25,9 +25,9 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
+from kbtp.connectors.names import fingerprint_of
 from kbtp.connectors.opening import open_cache
 from kbtp.connectors.troubles import Troubles
-from kbtp.connectors.vllm.identity import fingerprint_of
 from kbtp.connectors.vllm.pages import Pages, Staging
 from kbtp.connectors.vllm.scheduler import Plans, Work
 from kbtp.connectors.vllm.worker import Shard, Transfers

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from kbtp.connectors.vllm.identity import fingerprint_of
+from kbtp.connectors.names import fingerprint_of
 from kbtp.errors import ApiMisuse
 
 LANES = 4  # of the staging area: as many transfers go on at a time

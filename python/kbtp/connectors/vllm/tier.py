@@ -28,10 +28,9 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
-from kbtp.connectors.names import key_of
+from kbtp.connectors.names import fingerprint_of, key_of
 from kbtp.connectors.opening import open_cache
 from kbtp.connectors.troubles import Troubles
-from kbtp.connectors.vllm.identity import fingerprint_of
 
 log = logging.getLogger("kbtp.connectors.vllm")
 
