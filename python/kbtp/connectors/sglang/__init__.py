@@ -49,6 +49,7 @@ class KbtpStorage(HiCacheStorage):
         self._config = storage_config
         self._options = {name: value for name, value in said.items() if name not in _OF_SGLANG}
         self._verify = take_flag(self._options, "verify", True)
+        self._only_reads = take_flag(self._options, "read_only", False)
         self._model = _fingerprint(storage_config)
         self._options.setdefault("namespace", f"sglang:{self._model.hex()}")
         if isinstance(self._options.get("writer"), str):
@@ -94,7 +95,7 @@ class KbtpStorage(HiCacheStorage):
 
     def _open(self) -> Cache:
         """Ranks whose pages another one stores take no share of the target."""
-        cache = open_cache({**self._options, "read_only": not self._writes})
+        cache = open_cache({**self._options, "read_only": self._only_reads or not self._writes})
         for _, octets in self._memory.values():
             cache.register(octets)
         return cache
