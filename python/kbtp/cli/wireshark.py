@@ -50,9 +50,9 @@ def install(folder: Path | None, only_print: bool, as_json: bool) -> None:
     """Put the dissector into the folder of Lua plugins, over an older one too; Wireshark loads it when it starts."""
     path = (folder or _plugin_folder()) / FILE_NAME
     if not only_print:
-        if path.exists() and not _is_ours(path):
-            raise _CannotDo(f"{path} is there and is something else")
         try:
+            if path.exists():
+                _check_ours(path)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(dissector())
         except OSError as error:
@@ -66,11 +66,13 @@ def install(folder: Path | None, only_print: bool, as_json: bool) -> None:
 def remove(folder: Path | None, as_json: bool) -> None:
     """Remove the dissector from the folder of Lua plugins."""
     path = (folder or _plugin_folder()) / FILE_NAME
-    if not path.exists():
-        raise click.ClickException(f"{path} is not there")
-    if not _is_ours(path):
-        raise _CannotDo(f"{path} is something else")
-    path.unlink()
+    try:
+        if not path.exists():
+            raise click.ClickException(f"{path} is not there; name the folder that has it with --folder")
+        _check_ours(path)
+        path.unlink()
+    except OSError as error:
+        raise _CannotDo(f"{path}: {error.strerror}") from error
     _say(path, as_json)
 
 
@@ -83,15 +85,21 @@ def dissector() -> str:
     return (resources.files("kbtp") / "wireshark" / FILE_NAME).read_text()
 
 
-def _is_ours(path: Path) -> bool:
-    return path.read_text(errors="replace").partition("\n")[0] == dissector().partition("\n")[0]
+def _check_ours(path: Path) -> None:
+    if path.read_text(errors="replace").partition("\n")[0] != dissector().partition("\n")[0]:
+        raise _CannotDo(f"{path} is not the dissector, and stays; move it away, or name another folder with --folder")
 
 
 def _plugin_folder() -> Path:
     if tshark := shutil.which("tshark"):
-        asked = subprocess.run(
-            [tshark, "-G", "folders"], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=False
-        )
+        try:
+            asked = subprocess.run(
+                [tshark, "-G", "folders"], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise _CannotDo(
+                f"{tshark} does not say where its plugins are ({error}); name the folder with --folder"
+            ) from error
         for line in asked.stdout.splitlines():
             if line.startswith(_FOLDER_KIND):
                 return Path(line.removeprefix(_FOLDER_KIND).strip())
