@@ -119,9 +119,39 @@ def test_no_wait_outlives_the_deadline(pair: Callable[..., Pair]) -> None:
     ours, _ = pair(timeout_s=0.05)
     with pytest.raises(Deviation, match="nothing within"):
         ours.next_send("a COMPLETION")
-    ours.tcp.expect_silence("nothing is sent")
     with pytest.raises(Deviation, match="stopped reading"):
         ours.tcp.send(bytes(1 << 24))
+
+
+def test_what_came_in_the_same_octets_is_no_silence(pair: Callable[..., Pair]) -> None:
+    ours, theirs = pair()
+    theirs.send_ulpdus(segments.send(1, b"allowed"), segments.send(2, b"forbidden"))
+    ours.next_send("the first one")
+    with pytest.raises(Deviation, match="silence"):
+        ours.expect_silence("nothing may follow", for_s=0.05)
+
+
+def test_half_an_fpdu_is_no_silence(pair: Callable[..., Pair]) -> None:
+    ours, theirs = pair()
+    allowed, forbidden = theirs.fpdu(segments.send(1, b"allowed")), theirs.fpdu(segments.send(2, b"forbidden"))
+    theirs.send_octets(allowed + forbidden[:9])
+    ours.next_send("the first one")
+    with pytest.raises(Deviation, match="silence"):
+        ours.expect_silence("nothing may follow", for_s=0.05)
+
+
+def test_a_silence_that_there_is_no_time_for_was_not_seen(pair: Callable[..., Pair]) -> None:
+    ours, _ = pair(timeout_s=0.05)
+    with pytest.raises(Deviation, match="time of the case"):
+        ours.expect_silence("nothing is sent", for_s=0.1)
+    ours.tcp.expect_silence("nothing is sent", for_s=0.001)
+
+
+def test_octets_behind_a_frame_are_kept_when_none_are_asked_for(pair: Callable[..., Pair]) -> None:
+    ours, theirs = pair()
+    theirs.send_octets(b"frame and more")
+    assert (ours.tcp.receive(5, "a frame"), ours.tcp.receive(0, "nothing")) == (b"frame", b"")
+    assert ours.tcp.receive(9, "the rest") == b" and more"
 
 
 def test_an_atomic_without_its_response(pair: Callable[..., Pair]) -> None:

@@ -300,6 +300,13 @@ class Stream:
         if message is not None:
             raise Deviation(what, str(message))
 
+    def expect_silence(self, why: str, *, for_s: float = 0.3) -> None:
+        """Nothing of the peer is there that was not looked at, and nothing comes for `for_s`. Raises `Deviation`."""
+        if self._ulpdus or self.decoder.half_received:
+            saw = f"one more FPDU: {self._ulpdus[0][:64].hex()}" if self._ulpdus else "the beginning of one more FPDU"
+            raise Deviation(f"silence on an open connection: {why}", saw)
+        self.tcp.expect_silence(why, for_s=for_s)
+
     def _until_the_end(self, what: str, within_s: float | None) -> Message | None:
         """The Terminate, or None where the connection ends without one."""
         while (message := self.message(what, within_s=within_s)) is not None:

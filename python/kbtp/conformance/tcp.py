@@ -117,7 +117,7 @@ class Tcp:
             if not some:
                 raise Deviation(what, f"the end of the connection after {len(octets)} of {count} octets")
             octets += some
-        self._pushed_back = bytes(octets[count:])
+        self._pushed_back = bytes(octets[count:]) + self._pushed_back
         return bytes(octets[:count])
 
     def expect_close(self, why: str, *, within_s: float | None = None, silent: bool = False) -> bytes:
@@ -133,12 +133,16 @@ class Tcp:
         return bytes(octets)
 
     def expect_silence(self, why: str, *, for_s: float = 0.3) -> None:
-        """The peer neither sends nor closes for `for_s` seconds. Raises `Deviation`."""
-        octets = self._pushed_back or self._receive(RECEIVE_BYTES, self.deadline.left_s(for_s))
+        """The peer neither sends nor closes for `for_s` seconds. Raises `Deviation`, also if the case has less left."""
+        what = f"silence on an open connection: {why}"
+        left_s = self.deadline.left_s(for_s)
+        octets = self._pushed_back or self._receive(RECEIVE_BYTES, left_s)
         if octets is None:
+            if left_s < for_s:
+                raise Deviation(what, f"the end of the time of the case after {left_s:.1f} of {for_s:.1f} s")
             return
         saw = f"{len(octets)} octets: {octets[:64].hex()}" if octets else "the end of the connection"
-        raise Deviation(f"silence on an open connection: {why}", saw)
+        raise Deviation(what, saw)
 
     def _receive(self, count: int, wait_s: float) -> bytes | None:
         self.socket.settimeout(wait_s)

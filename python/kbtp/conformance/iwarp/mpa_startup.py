@@ -195,9 +195,7 @@ def crc_is_offered(probe: Probe) -> None:
 @GROUP.target("M12", "M26", "M21")
 def nothing_behind_the_reply(probe: TargetProbe) -> None:
     """The Reply ends after PD_Length octets: no marker and no CRC follow, nor does anything before our first FPDU."""
-    tcp = probe.tcp()
-    Stream.initiate(tcp, Startup(markers=True))
-    tcp.expect_silence("no FPDU was sent yet", for_s=QUIET_S)
+    Stream.initiate(probe.tcp(), Startup(markers=True)).expect_silence("no FPDU was sent yet", for_s=QUIET_S)
 
 
 @GROUP.initiator("M12", "M26", "M20")

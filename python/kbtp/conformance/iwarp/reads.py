@@ -87,7 +87,7 @@ def no_more_reads_than_our_ird(probe: TargetProbe) -> None:
     for _ in range(3):
         message = session.stream.message("a Read Request")
         assert message is not None
-        session.stream.tcp.expect_silence("one Read is outstanding, our IRD is 1", for_s=QUIET_S)
+        session.stream.expect_silence("one Read is outstanding, our IRD is 1", for_s=QUIET_S)
         session.stream.serve(message)
         session.answer()
 
@@ -99,7 +99,7 @@ def store_is_complete_with_its_last_octet(probe: TargetProbe) -> None:
     octets = pattern(3000)
     asked = sink_of(session, len(octets))
     session.stream.send_ulpdus(segments.read_response(asked.sink_stag, asked.sink_to, octets[:-1], last=False))
-    session.stream.tcp.expect_silence("an octet of the Read Response is missing", for_s=QUIET_S)
+    session.stream.expect_silence("an octet of the Read Response is missing", for_s=QUIET_S)
     last = len(octets) - 1
     session.stream.send_ulpdus(segments.read_response(asked.sink_stag, asked.sink_to + last, octets[last:]))
     expect(session.answer().status is Status.SUCCESS, "SUCCESS", "another status")

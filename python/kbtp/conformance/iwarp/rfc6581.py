@@ -213,7 +213,7 @@ def the_ulp_knows_our_ird(probe: TargetProbe) -> None:
     lent = [session.stream.memory.lend(bytes((n,)) * 2000) for n in range(3)]
     session.send(*(session.alloc_store(session.handle(n), lent[n]) for n in range(3)))
     asked = [session.stream.message("a Read Request") for _ in range(2)]
-    session.stream.tcp.expect_silence("as many Reads as our IRD are outstanding", for_s=QUIET_S)
+    session.stream.expect_silence("as many Reads as our IRD are outstanding", for_s=QUIET_S)
     for message in asked:
         assert message is not None
         session.stream.serve(message)

@@ -46,7 +46,7 @@ def completions_never_exceed_the_buffers(probe: TargetProbe) -> None:
     side = probe.session(Startup.of_depth(1, 1), completion_credits=1)
     for _ in range(3):
         side.expect_status(side.load(side.first, None), Status.NOT_BOUND)
-        side.stream.tcp.expect_silence("one request, one completion", for_s=0.1)
+        side.stream.expect_silence("one request, one completion", for_s=0.1)
 
 
 @GROUP.target("KC10", "KV14")

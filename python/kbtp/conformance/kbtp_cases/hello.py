@@ -371,7 +371,7 @@ def mpa_request_has_to_come_in_time(probe: TargetProbe) -> None:
 @GROUP.target("KV13")
 def nothing_before_the_ack(probe: TargetProbe) -> None:
     """A target says nothing on a stream before HELLO."""
-    probe.stream().tcp.expect_silence("no HELLO was sent")
+    probe.stream().expect_silence("no HELLO was sent")
 
 
 @GROUP.target("KC4")

@@ -97,7 +97,7 @@ def blocks_linger_and_go(probe: TargetProbe) -> None:
     other = probe.session()
     owner.finish()
     other.fetch(handle, 64)
-    other.stream.tcp.expect_silence("the blocks linger", for_s=probe.setup.linger_s + MARGIN_S)
+    other.stream.expect_silence("the blocks linger", for_s=probe.setup.linger_s + MARGIN_S)
     status = other.call(other.load(handle, other.stream.memory.lend(64), generation=generation)).status
     allowed = (Status.NOT_BOUND, Status.HANDLE_OUT_OF_RANGE, Status.GENERATION_MISMATCH)
     expect(status in allowed, "the blocks freed after the linger time", status.name)

@@ -95,7 +95,7 @@ def hello_is_well_formed(probe: InitiatorProbe) -> None:
 def nothing_before_the_ack(probe: InitiatorProbe) -> None:
     """Nothing is sent between HELLO and HELLO_ACK."""
     side = probe.before_ack()
-    side.stream.tcp.expect_silence("HELLO_ACK is still to come (profile 2)", for_s=0.5)
+    side.stream.expect_silence("HELLO_ACK is still to come (profile 2)", for_s=0.5)
     side.acknowledge()
     side.request()
 

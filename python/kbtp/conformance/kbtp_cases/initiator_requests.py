@@ -93,7 +93,7 @@ def one_credit(probe: InitiatorProbe) -> None:
         if isinstance(request, Load):
             loads += 1
             if loads in (1, 5):
-                side.stream.tcp.expect_silence("one request is outstanding, as many as there are credits", for_s=0.2)
+                side.stream.expect_silence("one request is outstanding, as many as there are credits", for_s=0.2)
         side.serve_one(request)
     expect(probe.work_succeeded(), "that all of its work succeeds", "that some did not")
 
@@ -103,7 +103,7 @@ def three_credits(probe: InitiatorProbe) -> None:
     """With three Request Credits eight loads at once are at most three, with different Request IDs."""
     side = probe.session(request_credits=3)
     requests = _loads_at_once(side, 3)
-    side.stream.tcp.expect_silence("three requests are outstanding, as many as there are credits", for_s=0.3)
+    side.stream.expect_silence("three requests are outstanding, as many as there are credits", for_s=0.3)
     ids = {request.request_id for request in requests}
     expect(len(ids) == len(requests), "Request IDs that are unique among those outstanding", ids)
 

@@ -34,7 +34,7 @@ def answer_read(side: InitiatorSide, request: ReadRequest) -> None:
 
 
 def expect_nothing_more(side: InitiatorSide, why: str) -> None:
-    side.stream.tcp.expect_silence(why, for_s=QUIET_S)
+    side.stream.expect_silence(why, for_s=QUIET_S)
 
 
 def _completion(message: Message | None) -> Completion:
