@@ -2,47 +2,15 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 
 import pytest
 
 from kbtp.conformance import segments
 from kbtp.conformance.deviation import Deviation
 from kbtp.conformance.memory import Memory
-from kbtp.conformance.startup import Startup
-from kbtp.conformance.stream import Stream
-from kbtp.conformance.tcp import Deadline, Tcp
 from kbtp.iwarp.rdmap import AtomicOperation, AtomicRequest, RdmapOpcode, ReadRequest
-
-Pair = tuple[Stream, Stream]
-
-
-@pytest.fixture
-def pair() -> Iterator[Callable[..., Pair]]:
-    """`pair(markers=False)`: both ends of one stream."""
-    with ExitStack() as stack:
-
-        def connect(*, markers: bool = False, timeout_s: float = 5.0) -> Pair:
-            ends = socket.socketpair(socket.AF_UNIX)
-            for end in ends:
-                stack.callback(end.close)
-            tcps = [_UnixTcp(end, Deadline(timeout_s)) for end in ends]
-            request, reply = (Startup(markers=markers).frame(reply=reply) for reply in (False, True))
-            return Stream(tcps[0], request, reply, active=True), Stream(tcps[1], request, reply, active=False)
-
-        yield connect
-
-
-class _UnixTcp(Tcp):
-    """A socket pair has no TCP options."""
-
-    def __init__(self, sock: socket.socket, deadline: Deadline) -> None:
-        self.socket = sock
-        self.deadline = deadline
-        self.was_reset = False
-        self._pushed_back = b""
+from tests.conformance.conftest import Pair
 
 
 @pytest.mark.parametrize("markers", [False, True])

@@ -11,7 +11,8 @@ from kbtp.conformance.stream import Message, Stream
 from kbtp.errors import WireFormatError
 from kbtp.iwarp.rdmap import INVALIDATING, RdmapOpcode
 from kbtp.keys import Key
-from kbtp.types import Feature, RequestFlag, Status
+from kbtp.limits import COMMON_HEADER_BYTES
+from kbtp.types import Feature, Opcode, RequestFlag, Status
 from kbtp.wire import (
     AllocStore,
     Bind,
@@ -75,6 +76,8 @@ class InitiatorSide:
         self.ack: HelloAck = HelloAck(0)
         self._next_request_id = 0x0102030405060700
         self._early: dict[int, Answer] = {}
+        self._outstanding: dict[int, list[int]] = {}  # the handles by the Request ID
+        stream.on_send = self._note_request
 
     # --- HELLO ---
 
@@ -149,9 +152,9 @@ class InitiatorSide:
             came = self._parse(message)
             if not isinstance(came, Completion):
                 raise Deviation(what, str(came))
+            self._check_outstanding(came)
             answer = Answer(came, message)
             if request is None or came.request_id == request.request_id:
-                self._check_echo(request, came)
                 return answer
             self._early[came.request_id] = answer
 
@@ -242,10 +245,21 @@ class InitiatorSide:
         except WireFormatError as error:
             raise Deviation("a well-formed KBTP message", f"{error}: {message.payload.hex()}") from None
 
-    @staticmethod
-    def _check_echo(request: Request | None, completion: Completion) -> None:
-        if request is not None:
-            expect(completion.handle == request.handle, f"handle {request.handle} echoed", completion.handle)
+    def _note_request(self, octets: bytes) -> None:
+        """A request, well-formed or not, is completed once if it has a common header; HELLO is not (profile 1, 2)."""
+        if len(octets) >= COMMON_HEADER_BYTES and octets[1] != Opcode.HELLO:
+            request_id, handle = int.from_bytes(octets[4:12], "big"), int.from_bytes(octets[12:20], "big")
+            self._outstanding.setdefault(request_id, []).append(handle)
+
+    def _check_outstanding(self, completion: Completion) -> None:
+        """The request of `completion`, which echoes its handle, is outstanding, and is no more. Raises `Deviation`."""
+        handles = self._outstanding.get(completion.request_id)
+        if handles is None:
+            raise Deviation("a COMPLETION of a request that is outstanding", f"one of {completion.request_id:#x}")
+        expect(completion.handle in handles, f"handle {handles[0]} echoed", completion.handle)
+        handles.remove(completion.handle)
+        if not handles:
+            del self._outstanding[completion.request_id]
 
 
 def _descriptor(lent: Lent | None) -> DataDescriptor:
