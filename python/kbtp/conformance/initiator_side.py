@@ -100,7 +100,10 @@ class InitiatorSide:
         return self.take_ack()
 
     def take_ack(self) -> HelloAck:
-        came = self._parse(self.stream.next_send("a HELLO_ACK"))
+        return self.ack_in(self.stream.next_send("a HELLO_ACK"))
+
+    def ack_in(self, message: Message) -> HelloAck:
+        came = self._parse(message)
         if not isinstance(came, HelloAck):
             raise Deviation("a HELLO_ACK", str(came))
         self.ack = came

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kbtp.conformance import segments
 from kbtp.conformance.case import Group
-from kbtp.conformance.deviation import expect
+from kbtp.conformance.deviation import Deviation, expect
 from kbtp.conformance.iwarp.conversation import (
     HARMLESS,
     ack_of,
@@ -256,10 +256,14 @@ def segments_in_another_order(probe: TargetProbe) -> None:
     payload = session.hello_octets()
     first, second = session.stream.ulpdus_of_send(payload, segment_bytes=40)
     session.stream.send_ulpdus(second, first)
-    message = session.stream.message("a HELLO_ACK, or a Terminate 1/2/04")
-    expect(message is not None, "a HELLO_ACK, or a Terminate 1/2/04", "the end of the connection")
-    assert message is not None
-    if message.opcode is RdmapOpcode.TERMINATE:
+    what = "a HELLO_ACK, or a Terminate 1/2/04"
+    message = session.stream.message(what)
+    if message is None:
+        raise Deviation(what, "the end of the connection")
+    if message.opcode is not RdmapOpcode.TERMINATE:
+        status = session.ack_in(message).status
+        expect(status is Status.SUCCESS, "SUCCESS of a HELLO that was put together right", status.name)
+    else:
         info = message.terminate
         expect((info.layer, info.etype, info.code) == TerminateCause.DDP_INVALID_MO.value, "1/2/04", message)
 

@@ -42,11 +42,18 @@ def a_credit_is_there_when_its_completion_is(probe: TargetProbe) -> None:
 
 @GROUP.target("KC9")
 def completions_never_exceed_the_buffers(probe: TargetProbe) -> None:
-    """With one Completion Credit the target never sends two messages that the initiator has not answered for."""
-    side = probe.session(Startup.of_depth(1, 1), completion_credits=1)
-    for _ in range(3):
-        side.expect_status(side.load(side.first, None), Status.NOT_BOUND)
-        side.stream.expect_silence("one request, one completion", for_s=0.1)
+    """With every Request Credit in use no more completions come than the initiator has Completion Credits."""
+    for credits in (1, 2, 5):
+        side = probe.session(completion_credits=credits)
+        granted = side.ack.request_credits
+        expect(granted <= credits, f"at most {credits} Request Credits, as many as Completion Credits", granted)
+        for _ in range(3):
+            loads = [side.load(side.first, None) for _ in range(granted)]
+            side.send(*loads)
+            for load in loads:
+                status = side.answer(load).status
+                expect(status is Status.NOT_BOUND, "NOT_BOUND", status.name)
+            side.stream.expect_silence("each request has its one completion", for_s=0.1)
 
 
 @GROUP.target("KC10", "KV14")
