@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -139,6 +140,32 @@ def test_cases_run_side_by_side_and_those_that_must_be_alone_do_not(listener: so
     results = run(listener, make("alone", alone, alone=True), make("first", meets), make("second", meets), at_once=2)
     assert {result.outcome for result in results.values()} == {Outcome.PASSED}
     assert seen_alone == [set()]
+
+
+def test_who_leaves_in_the_middle_waits_for_no_further_case(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, ran = threading.Event(), []
+
+    class Threads(ThreadPoolExecutor):
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            super().shutdown(wait=False, cancel_futures=cancel_futures)
+            left.set()
+            super().shutdown(wait)
+
+    def is_at_work(_probe: TargetProbe) -> None:
+        left.wait(5)
+
+    def runs(_probe: TargetProbe) -> None:
+        ran.append(True)
+
+    monkeypatch.setattr(runner_module, "ThreadPoolExecutor", Threads)
+    address = Address(*listener.getsockname()[:2])
+    cases = [make("first", holds), make("at-work", is_at_work), make("never", runs)]
+    results = TargetRunner(address, Setup(), Expectations()).run(cases)
+    next(results)
+    results.close()
+    assert not ran
 
 
 def test_connections_are_closed_behind_a_case(listener: socket.socket) -> None:

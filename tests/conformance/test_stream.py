@@ -91,6 +91,18 @@ def test_no_wait_outlives_the_deadline(pair: Callable[..., Pair]) -> None:
         ours.tcp.send(bytes(1 << 24))
 
 
+def test_a_peer_that_goes_on_sending_does_not_keep_the_case(pair: Callable[..., Pair]) -> None:
+    ours, theirs = pair(timeout_s=0.0)
+    theirs.send_ulpdus(*(segments.write(0, 0) for _ in range(10)))
+    for waits in (ours.expect_end, ours.tcp.expect_close, ours.next_send):
+        with pytest.raises(Deviation, match="the end of the time of the case"):
+            waits("what never comes")
+    with pytest.raises(Deviation, match="octets"):
+        ours.tcp.expect_no_octets("nothing may come", for_s=0.1)
+    with pytest.raises(Deviation, match="the end of the time of the case"):
+        ours.tcp.expect_no_octets("nothing may come", for_s=0.1)
+
+
 def test_what_came_in_the_same_octets_is_no_silence(pair: Callable[..., Pair]) -> None:
     ours, theirs = pair()
     theirs.send_ulpdus(segments.send(1, b"allowed"), segments.send(2, b"forbidden"))

@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kbtp.address import Address
@@ -68,6 +69,16 @@ def _deviated(case: Case, deviation: Deviation, reason: str) -> Result:
     return Result(case, Outcome.EXPECTED if reason else unexpected, deviation.expected, deviation.saw, reason)
 
 
+@contextmanager
+def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
+    """Whoever leaves in the middle, by Ctrl-C for instance, waits for the cases at work alone."""
+    pool = ThreadPoolExecutor(count, "case")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
 class TargetRunner:
     """Cases against the target at `address`. A target that no longer listens ends the run: the rest is "not run"."""
 
@@ -80,7 +91,7 @@ class TargetRunner:
 
     def run(self, cases: Sequence[Case]) -> Iterator[Result]:
         """Results as they come; cases that have to be alone come last."""
-        with ThreadPoolExecutor(self._at_once, "case") as pool:
+        with _threads(self._at_once) as pool:
             futures = [pool.submit(self._one, case) for case in cases if not case.alone]
             for future in as_completed(futures):
                 yield future.result()
@@ -131,7 +142,7 @@ class InitiatorRunner:
 
     def run(self, cases: Sequence[Case]) -> Iterator[Result]:
         try:
-            with ThreadPoolExecutor(len(self._idle), "case") as pool:
+            with _threads(len(self._idle)) as pool:
                 for future in as_completed([pool.submit(self._one, case) for case in cases]):
                     yield future.result()
         finally:

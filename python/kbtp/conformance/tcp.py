@@ -99,7 +99,12 @@ class Tcp:
     # --- what we see ---
 
     def receive_some(self, what: str, *, within_s: float | None = None) -> bytes:
-        """Whatever comes next; no octets at all if the peer has closed. Raises `Deviation` if nothing comes."""
+        """Whatever comes next; no octets at all if the peer has closed.
+
+        Raises `Deviation` if nothing comes, or if the case is over, however much the peer still sends.
+        """
+        if self.deadline.passed:
+            raise Deviation(what, "the end of the time of the case")
         if self._pushed_back:
             octets, self._pushed_back = self._pushed_back, b""
             return octets
@@ -134,15 +139,21 @@ class Tcp:
 
     def expect_silence(self, why: str, *, for_s: float = 0.3) -> None:
         """The peer neither sends nor closes for `for_s` seconds. Raises `Deviation`, also if the case has less left."""
-        what = f"silence on an open connection: {why}"
+        if self._is_closed_in_silence(f"silence on an open connection: {why}", for_s):
+            raise Deviation(f"silence on an open connection: {why}", "the end of the connection")
+
+    def expect_no_octets(self, why: str, *, for_s: float) -> None:
+        """The peer sends nothing for `for_s` seconds; it may close. Raises `Deviation` as `expect_silence` does."""
+        self._is_closed_in_silence(why, for_s)
+
+    def _is_closed_in_silence(self, what: str, for_s: float) -> bool:
         left_s = self.deadline.left_s(for_s)
         octets = self._pushed_back or self._receive(RECEIVE_BYTES, left_s)
-        if octets is None:
-            if left_s < for_s:
-                raise Deviation(what, f"the end of the time of the case after {left_s:.1f} of {for_s:.1f} s")
-            return
-        saw = f"{len(octets)} octets: {octets[:64].hex()}" if octets else "the end of the connection"
-        raise Deviation(what, saw)
+        if octets:
+            raise Deviation(what, f"{len(octets)} octets: {octets[:64].hex()}")
+        if octets is None and left_s < for_s:
+            raise Deviation(what, f"the end of the time of the case after {left_s:.1f} of {for_s:.1f} s")
+        return octets is not None
 
     def _receive(self, count: int, wait_s: float) -> bytes | None:
         self.socket.settimeout(wait_s)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from kbtp.conformance import segments
-from kbtp.conformance.deviation import Deviation, expect
+from kbtp.conformance.deviation import expect
 from kbtp.conformance.initiator_side import InitiatorSide
 from kbtp.conformance.probe import Probe, TargetProbe
 from kbtp.conformance.session import Session
@@ -87,12 +87,7 @@ def works_on(session: Session) -> None:
 
 
 def expect_no_octets(tcp: Tcp, why: str) -> None:
-    """The peer sends nothing; it may close. Raises `Deviation`."""
-    try:
-        octets = tcp.receive_some(why, within_s=QUIET_S)
-    except Deviation:
-        return
-    expect(not octets, why, octets.hex())
+    tcp.expect_no_octets(why, for_s=QUIET_S)
 
 
 def octet_by_octet(octets: bytes) -> list[bytes]:
