@@ -121,6 +121,18 @@ def test_a_block_that_is_not_cleared_is_caught(serve: Callable[..., str], monkey
     assert run_against(serve(**config), cases_named(name), **setup)[name].outcome is Outcome.FAILED
 
 
+def test_a_target_with_keys_and_a_namespace_is_not_blamed(serve: Callable[..., str]) -> None:
+    key = Key(7, bytes(range(32)))
+    url = serve(keys=Keys((key,)), namespace=b"of a model")
+    asked = ("target/hello/", "target/authentication/", "target/identity/", "target/ddp-messages/")
+    looking = [case for case in cases(Role.TARGET) if case.name.startswith(asked)]
+    results = run_against(url, looking, has=frozenset({"keys", "namespace"}), keys=(key,), namespace=b"of a model")
+    blamed = [str(result) for result in results.values() if result.outcome not in (Outcome.PASSED, Outcome.SKIPPED)]
+    assert not blamed
+    assert results["hello/hello-checks-in-order-with-namespace"].outcome is Outcome.PASSED
+    assert results["authentication/replayed-hello"].outcome is Outcome.PASSED
+
+
 @pytest.fixture
 def other_service() -> Iterator[str]:
     """Something else than a target listens: it answers whatever comes with a line of text."""

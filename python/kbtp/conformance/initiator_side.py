@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +13,11 @@ from kbtp.conformance.stream import Message, Stream
 from kbtp.errors import WireFormatError
 from kbtp.iwarp.rdmap import INVALIDATING, RdmapOpcode
 from kbtp.keys import Key
-from kbtp.limits import COMMON_HEADER_BYTES
-from kbtp.types import Feature, Opcode, RequestFlag, Status
+from kbtp.limits import AUTH_MAC_BYTES, COMMON_HEADER_BYTES
+from kbtp.types import Feature, Opcode, OptionType, RequestFlag, Status
 from kbtp.wire import (
     AllocStore,
+    Auth,
     Bind,
     Completion,
     ConnectionData,
@@ -26,7 +29,7 @@ from kbtp.wire import (
     Nonces,
     Store,
     parse_response,
-    sign_hello,
+    sign_hello_octets,
 )
 
 CREDITS = 32
@@ -81,12 +84,24 @@ class InitiatorSide:
 
     # --- HELLO ---
 
-    def hello_octets(self, **fields: Any) -> bytes:
-        """A HELLO with what this target wants to see; `fields` replace ours."""
+    def hello_octets(
+        self, *, extra_options: bytes = b"", patches: Mapping[int, bytes] | None = None, **fields: Any
+    ) -> bytes:
+        """A HELLO with what this target wants to see; `fields` replace ours.
+
+        `extra_options` follow the others, `patches` are put over the octets from where they say on. AUTH, where the
+        target has keys, is last and covers all of that (profile 4).
+        """
         if self.namespace:
             fields.setdefault("namespace", self.namespace)
-        hello = hello_message(**fields)
-        return hello.pack() if self.key is None else sign_hello(hello, self.key, self.nonces)
+        octets = bytearray(hello_message(**fields).pack() + extra_options)
+        for at, over in (patches or {}).items():
+            octets[at : at + len(over)] = over
+        if self.key is None:
+            return bytes(octets)
+        auth = Auth(self.key.key_id, bytes(AUTH_MAC_BYTES)).pack()
+        octets += struct.pack(">HH", OptionType.AUTH, len(auth)) + auth
+        return sign_hello_octets(bytes(octets), self.key, self.nonces)
 
     @property
     def nonces(self) -> Nonces:

@@ -8,7 +8,7 @@ from kbtp.conformance.case import Group
 from kbtp.conformance.deviation import Deviation, NotApplicable, expect
 from kbtp.conformance.initiator_side import InitiatorSide, hello_message
 from kbtp.conformance.kbtp_cases.direct import ALLOC_FEATURES, DirectSide
-from kbtp.conformance.kbtp_cases.hello import option
+from kbtp.conformance.kbtp_cases.hello import UNKNOWN_OPTION, option
 from kbtp.conformance.kbtp_cases.identity import fresh_id, resumed
 from kbtp.conformance.probe import TargetProbe
 from kbtp.errors import WireFormatError
@@ -16,7 +16,7 @@ from kbtp.iwarp.rdmap import RdmapOpcode
 from kbtp.keys import Key
 from kbtp.limits import KEY_SECRET_MIN_BYTES
 from kbtp.types import Feature, Status
-from kbtp.wire import Auth, check_hello_ack, sign_hello
+from kbtp.wire import Auth, check_hello_ack
 
 GROUP = Group("authentication")
 
@@ -53,7 +53,8 @@ def both_sides_prove_the_key(probe: TargetProbe) -> None:
     """A HELLO with a good MAC is served; the HELLO_ACK ends with an AUTH of the same Key ID whose MAC is right."""
     [key] = keys_of(probe)
     side = probe.before_hello()
-    hello = sign_hello(hello_message(), key, side.nonces)
+    side.key = key
+    hello = side.hello_octets()
     ack = side.hello(hello)
     expect(ack.status is Status.SUCCESS, "SUCCESS", ack.status.name)
     octets = next(side.stream.messages_of(RdmapOpcode.SEND)).payload
@@ -72,16 +73,15 @@ def wrong_proofs_look_alike(probe: TargetProbe) -> None:
     answers = set()
     for why in ("wrong MAC", "wrong secret", "unknown Key ID", "no AUTH"):
         side = probe.before_hello()
-        hello = sign_hello(hello_message(), key, side.nonces)
+        side.key = {
+            "wrong MAC": key,
+            "wrong secret": Key(key.key_id, secrets.token_bytes(KEY_SECRET_MIN_BYTES)),
+            "unknown Key ID": Key(unknown, key.secret),
+            "no AUTH": None,
+        }[why]
+        hello = side.hello_octets()
         if why == "wrong MAC":
             hello = hello[:-1] + bytes([hello[-1] ^ 1])
-        elif why == "wrong secret":
-            other = Key(key.key_id, secrets.token_bytes(KEY_SECRET_MIN_BYTES))
-            hello = sign_hello(hello_message(), other, side.nonces)
-        elif why == "unknown Key ID":
-            hello = sign_hello(hello_message(), Key(unknown, key.secret), side.nonces)
-        else:
-            hello = hello_message().pack()
         answers.add(expect_denied(side, hello, why))
     expect(len(answers) == 1, "the same HELLO_ACK to each", answers)
 
@@ -91,7 +91,8 @@ def replayed_hello(probe: TargetProbe) -> None:
     """A HELLO that was right on one connection is refused on another one, and so is one of other nonces."""
     [key] = keys_of(probe)
     first = probe.before_hello()
-    hello = sign_hello(hello_message(), key, first.nonces)
+    first.key = key
+    hello = first.hello_octets()
     expect(first.hello(hello).status is Status.SUCCESS, "SUCCESS", "another status")
     expect_denied(probe.before_hello(), hello, "a HELLO of another connection")
 
@@ -102,7 +103,8 @@ def every_octet_is_covered(probe: TargetProbe) -> None:
     [key] = keys_of(probe)
     for at in (4, 11, 27, 31, 39, 43, 48, 63, 70):
         side = probe.before_hello()
-        octets = bytearray(sign_hello(hello_message(name="covered too"), key, side.nonces))
+        side.key = key
+        octets = bytearray(side.hello_octets(name="covered too"))
         octets[at] ^= 1
         expect_denied(side, bytes(octets), f"octet {at} was changed")
 
@@ -161,14 +163,13 @@ def refused_hello_replaces_nothing(probe: TargetProbe) -> None:
     live = session_of(probe, key, initiator_id=ident)
     for change in ("mac", "option", "flags"):
         side = probe.before_hello()
-        octets = bytearray(sign_hello(hello_message(initiator_id=ident), key, side.nonces))
+        side.key = key
+        patches = {2: b"\x00\x01"} if change == "flags" else {}
+        more = option(UNKNOWN_OPTION, b"") if change == "option" else b""
+        octets = side.hello_octets(initiator_id=ident, patches=patches, extra_options=more)
         if change == "mac":
-            octets[-1] ^= 1
-        elif change == "flags":
-            octets[3] = 1
-        else:
-            octets[64:64] = option(0x7001, b"")
-        ack = side.hello(bytes(octets))
+            octets = octets[:-1] + bytes([octets[-1] ^ 1])
+        ack = side.hello(octets)
         expect(ack.status is not Status.SUCCESS, "a refusal", ack.status.name)
         live.goes_on()
 

@@ -137,7 +137,7 @@ def record_completion_never_granted(probe: TargetProbe) -> None:
 def unknown_features_ignored(probe: TargetProbe) -> None:
     """Feature bits that nobody knows change nothing and are not granted."""
     side = probe.before_hello()
-    side.hello(patched(side.hello_octets(), 24, b"\xff\xff\xff\x10"))
+    side.hello(patches={24: b"\xff\xff\xff\x10"})
     expect(side.ack.status is Status.SUCCESS, "SUCCESS", side.ack.status.name)
     raw = next(side.stream.messages_of(RdmapOpcode.SEND)).payload[24:28]
     expect(raw in (bytes(4), b"\x00\x00\x00\x10"), "INVALIDATE at most of the features", raw.hex())
@@ -237,7 +237,7 @@ def unknown_options(probe: TargetProbe) -> None:
     hello = hello_message().pack()
     expect_refused(probe, hello + option(UNKNOWN_OPTION, b"?"), Status.UNSUPPORTED, why="option 0x7001")
     side = probe.before_hello()
-    side.hello(side.hello_octets() + option(SKIPPABLE_OPTION, b"whatever") + option(0xFFFF, b""))
+    side.hello(extra_options=option(SKIPPABLE_OPTION, b"whatever") + option(0xFFFF, b""))
     expect(side.ack.status is Status.SUCCESS, "options from 0x8000 on skipped", side.ack.status.name)
 
 
@@ -263,13 +263,16 @@ def hello_checks_in_order(probe: TargetProbe) -> None:
 @GROUP.target("KV5", "KP2", needs=("namespace",))
 def hello_checks_in_order_with_namespace(probe: TargetProbe) -> None:
     """An unknown option is found before a wrong namespace, that before NO_SPACE."""
-    wrong = option(2, probe.setup.namespace + b"?")
-    hello = hello_message(requested_quota=1).pack()
-    expect_refused(probe, hello + wrong + option(UNKNOWN_OPTION, b""), Status.UNSUPPORTED, why="both faults")
-    expect_refused(probe, hello + wrong, Status.ACCESS_DENIED, why="another namespace")
-    expect_refused(probe, hello, Status.ACCESS_DENIED, why="no namespace")
+    wrong, unknown = probe.setup.namespace + b"?", option(UNKNOWN_OPTION, b"")
+    for namespace, more, status, why in (
+        (wrong, unknown, Status.UNSUPPORTED, "both faults"),
+        (wrong, b"", Status.ACCESS_DENIED, "another namespace"),
+        (None, b"", Status.ACCESS_DENIED, "no namespace"),
+    ):
+        side = probe.before_hello()
+        refuse(side, side.hello_octets(namespace=namespace, extra_options=more), status, why=why)
     side = probe.before_hello()
-    side.hello(hello + option(2, probe.setup.namespace))
+    side.hello(namespace=probe.setup.namespace)
     expect(side.ack.status is Status.SUCCESS, "SUCCESS with the namespace", side.ack.status.name)
 
 
@@ -281,8 +284,8 @@ def longest_options(probe: TargetProbe) -> None:
         side.hello(name=name)
         expect(side.ack.status is Status.SUCCESS, "SUCCESS", side.ack.status.name)
     side = probe.before_hello()
-    hello = side.hello_octets()
-    side.hello(hello + option(SKIPPABLE_OPTION, bytes(limits.HELLO_MAX_BYTES - len(hello) - 4)))
+    room = limits.HELLO_MAX_BYTES - len(side.hello_octets(extra_options=option(SKIPPABLE_OPTION, b"")))
+    side.hello(extra_options=option(SKIPPABLE_OPTION, bytes(room)))
     expect(side.ack.status is Status.SUCCESS, "SUCCESS for a HELLO of 1024 octets", side.ack.status.name)
 
 
