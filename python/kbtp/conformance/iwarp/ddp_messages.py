@@ -254,7 +254,7 @@ def segments_in_another_order(probe: TargetProbe) -> None:
     """HELLO with its second half first, whose L is set: it is put together right, or refused with 1/2/04."""
     session = probe.before_hello()
     payload = session.hello_octets()
-    first, second = session.stream.ulpdus_of_send(payload, segment_bytes=40)
+    first, second = session.stream.ulpdus_of_send(payload, segment_bytes=-(-len(payload) // 2))
     session.stream.send_ulpdus(second, first)
     what = "a HELLO_ACK, or a Terminate 1/2/04"
     message = session.stream.message(what)
