@@ -19,6 +19,7 @@ from kbtp.conformance.result import Outcome, Result
 from kbtp.conformance.rule import Level
 from kbtp.conformance.runner import TargetRunner
 from kbtp.conformance.setup import Setup
+from kbtp.wire import ConnectionData
 
 RULE = "KL1"
 
@@ -45,6 +46,14 @@ def does_not_apply(_probe: TargetProbe) -> None:
 
 def breaks(_probe: TargetProbe) -> None:
     raise KeyError("a fault of the case")
+
+
+def takes_too_long(_probe: TargetProbe) -> None:
+    raise TimeoutError("timed out")
+
+
+def cannot_be_parsed(_probe: TargetProbe) -> None:
+    ConnectionData.parse(b"HTTP/1.1 400 Bad Request")
 
 
 @pytest.fixture
@@ -97,6 +106,15 @@ def test_each_end_of_a_case_has_its_outcome(listener: socket.socket) -> None:
     assert "a fault of the case" in results["breaks"].reason
     failing = {name for name, result in results.items() if result.outcome.fails_the_run}
     assert failing == {"deviates", "breaks", "mended"}
+
+
+@pytest.mark.parametrize("does", [takes_too_long, cannot_be_parsed])
+def test_what_the_peer_does_wrong_is_no_fault_of_the_case(
+    listener: socket.socket, does: Callable[[TargetProbe], None]
+) -> None:
+    result = run(listener, make("one", does))["one"]
+    assert result.outcome is Outcome.FAILED
+    assert result.expected and result.saw
 
 
 def test_no_case_waits_beyond_its_time(listener: socket.socket) -> None:

@@ -22,6 +22,7 @@ from kbtp.conformance.result import Outcome, Result
 from kbtp.conformance.rule import Level
 from kbtp.conformance.setup import NEEDS, Setup
 from kbtp.conformance.tcp import Deadline
+from kbtp.errors import PeerMisbehaved, WireFormatError
 
 ALIVE_TIMEOUT_S = 5.0
 LISTEN_BACKLOG = 16
@@ -43,8 +44,10 @@ def run_case(case: Case, make_probe: MakeProbe, expectations: Expectations, setu
         result = _deviated(case, deviation, expectations.fail_reason(case))
     except NotApplicable as why:
         result = Result(case, Outcome.SKIPPED, reason=why.reason)
-    except ConnectionError as error:
+    except OSError as error:
         result = _deviated(case, Deviation("a connection", str(error)), expectations.fail_reason(case))
+    except (WireFormatError, PeerMisbehaved) as error:
+        result = _deviated(case, Deviation("octets that are well formed", str(error)), expectations.fail_reason(case))
     except Exception:  # a fault of the case must not take the run with it
         result = Result(case, Outcome.BROKEN, reason=traceback.format_exc())
     else:

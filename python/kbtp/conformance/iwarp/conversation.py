@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from kbtp.conformance import segments
-from kbtp.conformance.deviation import expect
 from kbtp.conformance.initiator_side import InitiatorSide
+from kbtp.conformance.kbtp_cases.rdma import next_read
 from kbtp.conformance.probe import Probe, TargetProbe
 from kbtp.conformance.session import Session
 from kbtp.conformance.startup import CameFrame, Startup, accepted, receive_frame
 from kbtp.conformance.stream import Stream
 from kbtp.conformance.target_side import TargetSide, ack_fields
 from kbtp.conformance.tcp import Tcp
-from kbtp.iwarp.rdmap import RdmapOpcode, ReadRequest
+from kbtp.iwarp.rdmap import ReadRequest
 from kbtp.types import RequestFlag, Status
 from kbtp.wire import AllocStore, Completion, Free, HelloAck, Load, Store
 
@@ -135,10 +135,7 @@ def sink_of(session: InitiatorSide, size: int, index: int = 0) -> ReadRequest:
     """Have the target ask for `size` octets of ours; its Read Request, which nobody has answered yet."""
     lent = session.stream.memory.lend(pattern(size))
     session.send(session.alloc_store(session.handle(index), lent))
-    message = session.stream.message("a Read Request")
-    expect(message is not None and message.opcode is RdmapOpcode.READ_REQUEST, "a Read Request", message)
-    assert message is not None
-    return ReadRequest.parse(message.payload)
+    return next_read(session)
 
 
 def octets_due(session: TargetSide, request: Load) -> bytes:

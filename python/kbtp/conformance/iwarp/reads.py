@@ -19,6 +19,7 @@ from kbtp.conformance.iwarp.conversation import (
 )
 from kbtp.conformance.iwarp.ddp_messages import messages_in
 from kbtp.conformance.iwarp.octets import Segment, segments_of
+from kbtp.conformance.kbtp_cases.rdma import answer_read, next_read
 from kbtp.conformance.probe import InitiatorProbe, Probe, TargetProbe
 from kbtp.conformance.session import Session
 from kbtp.conformance.startup import Startup
@@ -85,10 +86,9 @@ def no_more_reads_than_our_ird(probe: TargetProbe) -> None:
     for index in range(3):
         session.send(session.alloc_store(session.handle(index), session.stream.memory.lend(pattern(500))))
     for _ in range(3):
-        message = session.stream.message("a Read Request")
-        assert message is not None
+        read = next_read(session)
         session.stream.expect_silence("one Read is outstanding, our IRD is 1", for_s=QUIET_S)
-        session.stream.serve(message)
+        answer_read(session, read)
         session.answer()
 
 

@@ -10,6 +10,7 @@ from kbtp.conformance.initiator_side import InitiatorSide, hello_message
 from kbtp.conformance.kbtp_cases.direct import ALLOC_FEATURES, DirectSide
 from kbtp.conformance.kbtp_cases.hello import UNKNOWN_OPTION, option
 from kbtp.conformance.kbtp_cases.identity import fresh_id, resumed
+from kbtp.conformance.kbtp_cases.rdma import next_read
 from kbtp.conformance.probe import TargetProbe
 from kbtp.errors import WireFormatError
 from kbtp.iwarp.rdmap import RdmapOpcode
@@ -142,7 +143,7 @@ def new_session_replaces_a_live_one(probe: TargetProbe) -> None:
     first.bind(0, b"of the first session")
     lent = first.stream.memory.lend(64)
     first.send(first.alloc_store(first.handle(1), lent))
-    first.stream.message("the Read Request of an ALLOC_STORE that is outstanding")
+    next_read(first, "the Read Request of an ALLOC_STORE that is outstanding")
     second = session_of(probe, key, initiator_id=ident)
     expect(resumed(second.ack), "RESUMED", second.ack.flags)
     expect(second.ack.bound_blocks == 1, "Bound Blocks 1: the outstanding ALLOC_STORE was not done", second.ack)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import secrets
+import time
 from typing import Any
 
 from kbtp.conformance.case import Group
 from kbtp.conformance.deviation import Deviation, expect
 from kbtp.conformance.initiator_side import InitiatorSide
+from kbtp.conformance.kbtp_cases.rdma import next_read
 from kbtp.conformance.probe import TargetProbe
 from kbtp.conformance.setup import MARGIN_S
+from kbtp.iwarp.rdmap import RdmapOpcode
 from kbtp.types import HelloAckFlag, RequestFlag, Status
 from kbtp.wire import HelloAck
 
 GROUP = Group("identity")
+
+REOPEN_PAUSE_S = 0.02
 
 
 def fresh_id() -> bytes:
@@ -27,8 +32,10 @@ def reopen(probe: TargetProbe, **hello: Any) -> InitiatorSide:
         ack = side.hello(**hello)
         if ack.status is Status.SUCCESS:
             return side
-        if ack.status is not Status.ACCESS_DENIED or probe.deadline.passed:
+        if ack.status is not Status.ACCESS_DENIED or probe.deadline.left_s() < REOPEN_PAUSE_S:
             raise Deviation("a session for an identity whose stream has ended", ack.status.name)
+        side.stream.tcp.close()
+        time.sleep(REOPEN_PAUSE_S)
 
 
 def resumed(ack: HelloAck) -> bool:
@@ -145,7 +152,7 @@ def end_of_stream_with_requests_outstanding(probe: TargetProbe) -> None:
     side = probe.session(initiator_id=ident, requested_quota=1)
     lent = side.stream.memory.lend(bytes(range(200)))
     side.send(side.alloc_store(side.handle(0), lent))
-    side.stream.message("the target's Read Request")
+    next_read(side)
     side.stream.tcp.reset()
     again = reopen(probe, initiator_id=ident)
     expect(again.ack.bound_blocks == 0, "Bound Blocks 0: the ALLOC_STORE was not done", again.ack.bound_blocks)
@@ -163,11 +170,9 @@ def end_of_stream_during_a_store(probe: TargetProbe) -> None:
     side.bind(0, old, sealed=False)
     store = side.store(side.handle(0), side.stream.memory.lend(new), flags=RequestFlag.SEAL)
     side.send(store)
-    message = side.stream.message("the target's Read Request")
-    assert message is not None
-    stag = int.from_bytes(message.payload[0:4], "big")
-    to = int.from_bytes(message.payload[4:12], "big")
-    side.stream.send_ulpdus(side.stream.ulpdus_of_tagged(2, stag, to, new)[0])
+    read = next_read(side)
+    response = side.stream.ulpdus_of_tagged(RdmapOpcode.READ_RESPONSE, read.sink_stag, read.sink_to, new)
+    side.stream.send_ulpdus(response[0])
     side.stream.tcp.reset()
     again = reopen(probe, initiator_id=ident)
     came = again.fetch(again.handle(0), 8192, flags=RequestFlag.ALLOW_UNSEALED)

@@ -11,10 +11,9 @@ from kbtp.conformance.kbtp_cases.hello import patched
 from kbtp.conformance.probe import TargetProbe
 from kbtp.conformance.setup import MARGIN_S
 from kbtp.conformance.startup import Startup
-from kbtp.conformance.stream import Message
 from kbtp.iwarp.rdmap import RdmapOpcode, ReadRequest
 from kbtp.types import RequestFlag, Status
-from kbtp.wire import Completion, DataDescriptor, Load, Store
+from kbtp.wire import DataDescriptor, Load, Store
 
 GROUP = Group("initiator-memory")
 
@@ -35,12 +34,6 @@ def answer_read(side: InitiatorSide, request: ReadRequest) -> None:
 
 def expect_nothing_more(side: InitiatorSide, why: str) -> None:
     side.stream.expect_silence(why, for_s=QUIET_S)
-
-
-def _completion(message: Message | None) -> Completion:
-    if message is None or message.opcode is not RdmapOpcode.SEND:
-        raise Deviation("a COMPLETION", str(message))
-    return Completion.parse(message.payload)
 
 
 @GROUP.target("KD3")
