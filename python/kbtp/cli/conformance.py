@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -35,7 +37,9 @@ _TOLD = (Outcome.FAILED, Outcome.BROKEN, Outcome.UNEXPECTED, Outcome.NOT_RUN, Ou
 @click.argument("url", required=False)
 @click.option("--role", type=click.Choice([role.value for role in Role]), default=Role.TARGET.value, show_default=True,
     help="Who is under test.")  # fmt: skip
-@click.option("--listen", help="Where an initiator under test connects to.  [default: a free port on 127.0.0.1]")
+@click.option(
+    "--listen", help="Where an initiator under test connects to.  [default with --run: a free port on 127.0.0.1]"
+)
 @click.option("--run", "command", help="Starts the initiator under test; `{url}` in it is where to connect to.")
 @click.option(
     "--with",
@@ -106,6 +110,12 @@ def conformance(
     else:
         if url is not None:
             raise click.UsageError("an initiator connects to us: give --listen or --run, no URL")
+        if listen is None and command is None:
+            raise click.UsageError(
+                "give --run and the command that starts the initiator, or --listen and where it connects to by itself"
+            )
+        if command is not None:
+            _check_program(command)
         address = Address.parse(f"kbtp://{listen or '127.0.0.1:0'}")
         runner = InitiatorRunner(setup, expectations, initiators_of(command, at_once), address)
     peer = url or command or f"an initiator at {listen}"
@@ -131,6 +141,16 @@ def _has(text: str, command: str | None, keys: Sequence[Key]) -> frozenset[str]:
     if wrong:
         raise click.UsageError(f"--with {wrong[0]}: --key-file says otherwise")
     return names | of_keys | ({"one-by-one"} if command else set())
+
+
+def _check_program(command: str) -> None:
+    """A mistyped --run is said once, not by each case."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise click.UsageError(f"--run {command!r}: {error}") from None
+    if not words or shutil.which(words[0]) is None:
+        raise click.UsageError(f"--run {command!r}: there is no program {words[0] if words else ''!r}")
 
 
 def _matches(case: Case, words: tuple[str, ...]) -> bool:
