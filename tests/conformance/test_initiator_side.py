@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from kbtp.conformance.deviation import Deviation
-from kbtp.conformance.initiator_side import InitiatorSide
+from kbtp.conformance.deviation import Deviation, NotApplicable
+from kbtp.conformance.initiator_side import InitiatorSide, Request, hello_message
+from kbtp.conformance.target_side import ack_fields
 from kbtp.types import Status
-from kbtp.wire import Completion, Load
+from kbtp.wire import Completion, HelloAck
 from tests.conformance.conftest import Pair
 
 Sides = Callable[[], tuple[InitiatorSide, Callable[..., None]]]
@@ -22,9 +23,9 @@ def sides(pair: Callable[..., Pair]) -> Sides:
     def make() -> tuple[InitiatorSide, Callable[..., None]]:
         ours, theirs = pair()
 
-        def complete(request: Load, *, handle: int | None = None) -> None:
+        def complete(request: Request, *, handle: int | None = None, status: Status = Status.NOT_BOUND) -> None:
             named = request.handle if handle is None else handle
-            theirs.send(Completion(request.request_id, named, 0, Status.NOT_BOUND).pack())
+            theirs.send(Completion(request.request_id, named, 0, status).pack())
 
         return InitiatorSide(ours), complete
 
@@ -79,3 +80,17 @@ def test_a_request_id_may_be_used_again_once_it_is_completed(sides: Sides) -> No
         side.send(load)
         complete(load)
         assert side.answer(load).status is Status.NOT_BOUND
+
+
+def test_no_more_is_asked_for_than_was_granted(sides: Sides) -> None:
+    side, complete = sides()
+    side.ack = HelloAck(0, **{**ack_fields(hello_message()), "request_credits": 2, "allocation_quota": 1})
+    first = side.alloc_store_inline(7, b"")
+    side.send(first, side.load(8, None))
+    with pytest.raises(NotApplicable, match="grants 2 requests, the case needs 3"):
+        side.send(side.load(9, None))
+    side.send(side.load(9, None), beyond_credits=True)
+    complete(first, status=Status.SUCCESS)
+    side.answer(first)
+    with pytest.raises(NotApplicable, match="grants 1 blocks, the case needs 2"):
+        side.bind(1, b"")

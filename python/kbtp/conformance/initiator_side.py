@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kbtp.conformance.deviation import Deviation, NotApplicable, expect
 from kbtp.conformance.memory import Lent
@@ -38,6 +38,7 @@ SENDS = (
     RdmapOpcode.SEND, RdmapOpcode.SEND_SOLICITED, RdmapOpcode.SEND_INVALIDATE, RdmapOpcode.SEND_SOLICITED_INVALIDATE,
 )  # fmt: skip
 Request = Load | Store | AllocStore | Free | Bind
+_BLOCKS_BOUND_BY: dict[int, int] = {Opcode.ALLOC_STORE: 1, Opcode.BIND: 1, Opcode.FREE: -1}
 
 
 def hello_message(**fields: Any) -> Hello:
@@ -69,6 +70,13 @@ class Answer:
         return self.message.stag if self.message.opcode in INVALIDATING else None
 
 
+class _Sent(NamedTuple):
+    """What is kept of a request that is outstanding."""
+
+    handle: int
+    opcode: int
+
+
 class InitiatorSide:
     """`ack` is there after `hello`; handles are named by their index in the range that it granted."""
 
@@ -79,7 +87,8 @@ class InitiatorSide:
         self.ack: HelloAck = HelloAck(0)
         self._next_request_id = 0x0102030405060700
         self._early: dict[int, Answer] = {}
-        self._outstanding: dict[int, list[int]] = {}  # the handles by the Request ID
+        self._outstanding: dict[int, list[_Sent]] = {}  # by the Request ID
+        self._bound_blocks = 0
         stream.on_send = self._note_request
 
     # --- HELLO ---
@@ -121,7 +130,7 @@ class InitiatorSide:
         came = self._parse(message)
         if not isinstance(came, HelloAck):
             raise Deviation("a HELLO_ACK", str(came))
-        self.ack = came
+        self.ack, self._bound_blocks = came, came.bound_blocks
         return came
 
     def open(self, **fields: Any) -> InitiatorSide:
@@ -145,14 +154,26 @@ class InitiatorSide:
             raise NotApplicable(f"the target grants {self.ack.handle_count} handles, the case needs {index + 1}")
         return self.ack.first_handle + index
 
+    def need_quota(self, blocks: int) -> None:
+        """Raises `NotApplicable` if so many blocks can not be bound in addition to those that are."""
+        needed = self._bound_blocks + blocks
+        if needed > self.ack.allocation_quota:
+            raise NotApplicable(f"the target grants {self.ack.allocation_quota} blocks, the case needs {needed}")
+
     # --- requests ---
 
     def request_id(self) -> int:
         self._next_request_id += 1
         return self._next_request_id
 
-    def send(self, *requests: Request | bytes) -> None:
-        """Each a Send, all in one write to the socket."""
+    def send(self, *requests: Request | bytes, beyond_credits: bool = False) -> None:
+        """Each a Send, all in one write to the socket.
+
+        Raises `NotApplicable` if Request Credits do not allow so many, unless that is what the case is about.
+        """
+        needed = sum(map(len, self._outstanding.values())) + len(requests)
+        if self.ack.request_credits and needed > self.ack.request_credits and not beyond_credits:
+            raise NotApplicable(f"the target grants {self.ack.request_credits} requests, the case needs {needed}")
         octets = [request if isinstance(request, bytes) else request.pack() for request in requests]
         self.stream.send_ulpdus(*(ulpdu for one in octets for ulpdu in self.stream.ulpdus_of_send(one)))
 
@@ -224,6 +245,7 @@ class InitiatorSide:
 
     def bind(self, index: int, octets: bytes, *, sealed: bool = True) -> Completion:
         """Bind the handle at `index` to `octets`, inline or read from us, as they fit. Raises `Deviation`."""
+        self.need_quota(1)
         flags = RequestFlag.SEAL if sealed else RequestFlag.NONE
         if len(octets) <= self.ack.max_message - 40:
             request = self.alloc_store_inline(self.handle(index), octets, flags=flags)
@@ -267,17 +289,21 @@ class InitiatorSide:
         """A request, well-formed or not, is completed once if it has a common header; HELLO is not (profile 1, 2)."""
         if len(octets) >= COMMON_HEADER_BYTES and octets[1] != Opcode.HELLO:
             request_id, handle = int.from_bytes(octets[4:12], "big"), int.from_bytes(octets[12:20], "big")
-            self._outstanding.setdefault(request_id, []).append(handle)
+            self._outstanding.setdefault(request_id, []).append(_Sent(handle, octets[1]))
 
     def _check_outstanding(self, completion: Completion) -> None:
         """The request of `completion`, which echoes its handle, is outstanding, and is no more. Raises `Deviation`."""
-        handles = self._outstanding.get(completion.request_id)
-        if handles is None:
+        sent = self._outstanding.get(completion.request_id)
+        if sent is None:
             raise Deviation("a COMPLETION of a request that is outstanding", f"one of {completion.request_id:#x}")
-        expect(completion.handle in handles, f"handle {handles[0]} echoed", completion.handle)
-        handles.remove(completion.handle)
-        if not handles:
+        request = next((one for one in sent if one.handle == completion.handle), None)
+        if request is None:
+            raise Deviation(f"handle {sent[0].handle} echoed", str(completion.handle))
+        sent.remove(request)
+        if not sent:
             del self._outstanding[completion.request_id]
+        if completion.status is Status.SUCCESS:
+            self._bound_blocks += _BLOCKS_BOUND_BY.get(request.opcode, 0)
 
 
 def _descriptor(lent: Lent | None) -> DataDescriptor:

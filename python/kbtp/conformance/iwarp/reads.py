@@ -83,6 +83,7 @@ def form_of_a_read_request(probe: TargetProbe) -> None:
 def no_more_reads_than_our_ird(probe: TargetProbe) -> None:
     """With IRD 1 of ours one Read is outstanding at a time, however many STOREs wait."""
     session = probe.session(Startup.of_depth(1, 1), requested_quota=3)
+    session.need_quota(3)
     for index in range(3):
         session.send(session.alloc_store(session.handle(index), session.stream.memory.lend(pattern(500))))
     for _ in range(3):
@@ -269,7 +270,7 @@ def more_requests_than_buffers(probe: TargetProbe) -> None:
     session = probe.session()
     lent = session.stream.memory.lend(pattern(100))
     count = session.ack.request_credits + 1
-    session.send(*(session.alloc_store(session.handle(n % 2), lent) for n in range(count)))
+    session.send(*(session.alloc_store(session.handle(0), lent) for _ in range(count)), beyond_credits=True)
     session.stream.expect_terminate(Cause.DDP_NO_BUFFER)
 
 

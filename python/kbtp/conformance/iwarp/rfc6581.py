@@ -214,6 +214,7 @@ def depths_left_to_the_ulp_by_the_reply(probe: InitiatorProbe) -> None:
 def the_ulp_knows_our_ird(probe: TargetProbe) -> None:
     """With IRD 2 of ours and three STOREs under way, two Read Requests come and the third waits for an answer."""
     session = probe.session(Startup.of_depth(2, 1), requested_quota=3)
+    session.need_quota(3)
     lent = [session.stream.memory.lend(bytes((n,)) * 2000) for n in range(3)]
     session.send(*(session.alloc_store(session.handle(n), lent[n]) for n in range(3)))
     asked = [next_read(session) for _ in range(2)]

@@ -140,6 +140,7 @@ def new_session_replaces_a_live_one(probe: TargetProbe) -> None:
     [key] = keys_of(probe)
     ident = fresh_id()
     first = session_of(probe, key, initiator_id=ident)
+    first.need_quota(2)
     first.bind(0, b"of the first session")
     lent = first.stream.memory.lend(64)
     first.send(first.alloc_store(first.handle(1), lent))

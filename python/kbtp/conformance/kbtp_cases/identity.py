@@ -189,6 +189,7 @@ def a_resumed_generation_is_respected(probe: TargetProbe) -> None:
     """Blocks that outlive their stream keep generation, length and seal."""
     ident = fresh_id()
     side = probe.session(initiator_id=ident)
+    side.need_quota(2)
     sealed = side.bind(0, b"sealed")
     side.bind(1, b"open", sealed=False)
     side.finish()

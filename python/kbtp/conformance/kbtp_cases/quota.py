@@ -72,7 +72,7 @@ def no_block_is_handed_out_twice(probe: TargetProbe) -> None:
 def whole_pool(probe: TargetProbe) -> None:
     """The quotas of all sessions together are no more than the pool, all of which can be bound, again and again."""
     holders: list[InitiatorSide] = []
-    pool = granted = 0
+    pool = granted = handles = 0
     while True:
         side = probe.before_hello()
         ack = side.hello(requested_quota=7, requested_handles=8)
@@ -80,9 +80,13 @@ def whole_pool(probe: TargetProbe) -> None:
             expect(ack.status is Status.NO_SPACE, "NO_SPACE where no quota is left (profile 1)", ack.status.name)
             break
         holders.append(side)
-        pool, granted = ack.pool_blocks, granted + ack.allocation_quota
+        pool, granted, handles = ack.pool_blocks, granted + ack.allocation_quota, handles + ack.handle_count
         expect(granted <= pool, f"quotas of {pool} blocks in all (draft 3.4)", granted)
-    reader = probe.session(requested_quota=0)
+    reader = probe.before_hello()
+    ack = reader.hello(requested_quota=0, requested_handles=1)
+    no_handles = ack.status is Status.NO_SPACE and (granted < pool or handles >= holders[0].ack.table_handles)
+    probe.need(not no_handles, "handles for more initiators than share the pool")
+    expect(ack.status is Status.SUCCESS, "SUCCESS for a reader that asks for no quota (profile 1)", ack.status.name)
     reader.goes_on()
     for round_ in range(3):
         offsets = set()
@@ -115,11 +119,13 @@ def generation_wraps(probe: TargetProbe) -> None:
 
 
 def _rounds(side: InitiatorSide, count: int) -> list[Completion]:
-    """FREE and ALLOC_STORE of the first handle, `count` times, all outstanding at once."""
+    """FREE and ALLOC_STORE of the first handle, `count` times, all outstanding at once where credits allow."""
     handle = side.handle(0)
     requests: list[Request] = []
     for _ in range(count):
         requests += [side.free(handle), side.alloc_store_inline(handle, b"")]
+    if len(requests) > side.ack.request_credits:
+        return [side.call(request) for request in requests]
     side.send(*requests)
     return [side.answer(request).completion for request in requests]
 

@@ -96,6 +96,7 @@ def read_depth_is_kept(probe: TargetProbe) -> None:
     """No more RDMA Reads are outstanding than the initiator's IRD; further STOREs wait, and come to their turn."""
     for depth in (1, 3):
         side = probe.session(Startup.of_depth(depth, 1))
+        side.need_quota(4)
         lent = [side.stream.memory.lend(pattern(64, seed)) for seed in range(4)]
         stores = [side.alloc_store(side.handle(index), one) for index, one in enumerate(lent)]
         side.send(*stores)
@@ -113,6 +114,7 @@ def read_depth_is_kept(probe: TargetProbe) -> None:
 def waiting_stores_hold_nothing_up(probe: TargetProbe) -> None:
     """While STOREs wait for the read depth, other requests are completed."""
     side = probe.session(Startup.of_depth(1, 1), requested_quota=5)
+    side.need_quota(5)
     for index in (0, 1):
         side.bind(index, b"here")
     side.send(*(side.alloc_store(side.handle(index), side.stream.memory.lend(64)) for index in (2, 3, 4)))
