@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -25,7 +25,7 @@ from kbtp.target.identity import Identities
 from kbtp.target.turns import Turns
 from kbtp.types import Feature, Status
 from kbtp.wire import Hello
-from tests.conformance.conftest import cases_named, run_against
+from tests.conformance.conftest import SHORT_S, cases_named, run_against
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +131,18 @@ def test_a_target_with_keys_and_a_namespace_is_not_blamed(serve: Callable[..., s
     assert not blamed
     assert results["hello/hello-checks-in-order-with-namespace"].outcome is Outcome.PASSED
     assert results["authentication/replayed-hello"].outcome is Outcome.PASSED
+
+
+def test_a_wait_that_was_stated_is_added_to_the_time_of_a_case(serve: Callable[..., str]) -> None:
+    """The target waits longer than the case has by itself."""
+    names = (
+        "hello/hello-has-to-come-in-time",
+        "hello/mpa-request-has-to-come-in-time",
+        "mpa-startup/request-that-is-never-whole",
+    )
+    looking = [replace(case, timeout_s=SHORT_S * 0.8) for case in cases_named(*names)]
+    results = run_against(serve(), looking, hello_timeout_s=SHORT_S, mpa_timeout_s=SHORT_S)
+    assert {name: result.outcome for name, result in results.items()} == dict.fromkeys(names, Outcome.PASSED), results
 
 
 @pytest.fixture

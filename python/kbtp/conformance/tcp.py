@@ -24,6 +24,11 @@ class Deadline:
         """Only now has the case begun."""
         self._end_s = time.monotonic() + self._timeout_s
 
+    def extend(self, more_s: float) -> None:
+        """The case has to wait so much longer."""
+        self._timeout_s += more_s
+        self._end_s += more_s
+
     def left_s(self, at_most_s: float | None = None) -> float:
         """Seconds left, at least a little, so that what is there already can still be seen."""
         left = max(0.001, self._end_s - time.monotonic())

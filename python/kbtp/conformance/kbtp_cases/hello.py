@@ -12,7 +12,6 @@ from kbtp.conformance.deviation import Deviation, expect
 from kbtp.conformance.initiator_side import InitiatorSide, hello_message
 from kbtp.conformance.probe import TargetProbe
 from kbtp.conformance.rule import Level
-from kbtp.conformance.setup import MARGIN_S
 from kbtp.conformance.startup import Startup, connection_data, receive_frame
 from kbtp.iwarp.mpa import RtrKind
 from kbtp.iwarp.rdmap import RdmapOpcode, ReadRequest
@@ -357,18 +356,18 @@ def message_without_common_header_ends_the_stream(probe: TargetProbe) -> None:
         side.stream.expect_end("a message of 23 octets (profile 1)")
 
 
-@GROUP.target("KV11", timeout_s=30.0)
+@GROUP.target("KV11")
 def hello_has_to_come_in_time(probe: TargetProbe) -> None:
     """A stream on which no HELLO comes is ended within the time that the target waits for it."""
     side = probe.before_hello()
-    side.stream.expect_end("no HELLO in time (profile 8.2)", within_s=probe.setup.hello_timeout_s + MARGIN_S)
+    side.stream.expect_end("no HELLO in time (profile 8.2)", within_s=probe.wait_s(probe.setup.hello_timeout_s))
 
 
-@GROUP.target("KV12", timeout_s=30.0)
+@GROUP.target("KV12")
 def mpa_request_has_to_come_in_time(probe: TargetProbe) -> None:
     """A connection on which no MPA Request comes is closed within the time that the target waits for it."""
     tcp = probe.tcp()
-    tcp.expect_close("no MPA Request (profile 8.2)", within_s=probe.setup.mpa_timeout_s + MARGIN_S, silent=True)
+    tcp.expect_close("no MPA Request (profile 8.2)", within_s=probe.wait_s(probe.setup.mpa_timeout_s), silent=True)
 
 
 @GROUP.target("KV13")

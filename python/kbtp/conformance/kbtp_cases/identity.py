@@ -11,7 +11,6 @@ from kbtp.conformance.deviation import Deviation, expect
 from kbtp.conformance.initiator_side import InitiatorSide
 from kbtp.conformance.kbtp_cases.rdma import next_read
 from kbtp.conformance.probe import TargetProbe
-from kbtp.conformance.setup import MARGIN_S
 from kbtp.iwarp.rdmap import RdmapOpcode
 from kbtp.types import HelloAckFlag, RequestFlag, Status
 from kbtp.wire import HelloAck
@@ -19,6 +18,7 @@ from kbtp.wire import HelloAck
 GROUP = Group("identity")
 
 REOPEN_PAUSE_S = 0.02
+LINGER_MAX_S = 60.0  # a longer linger time is not waited for
 
 
 def fresh_id() -> bytes:
@@ -97,14 +97,15 @@ def anonymous_initiators_are_many(probe: TargetProbe) -> None:
 @GROUP.target("KI6", needs=("short-waits",), timeout_s=40.0)
 def blocks_linger_and_go(probe: TargetProbe) -> None:
     """After the linger time the identity is gone: its blocks are freed and its next session is a new one."""
-    ident = fresh_id()
+    linger_s, ident = probe.setup.linger_s, fresh_id()
+    probe.need(linger_s <= LINGER_MAX_S, f"a linger time of at most {LINGER_MAX_S:g} s, --linger says {linger_s:g} s")
     owner = probe.session(initiator_id=ident)
     generation = owner.bind(0, b"lingers").generation
     handle = owner.handle(0)
     other = probe.session()
     owner.finish()
     other.fetch(handle, 64)
-    other.stream.expect_silence("the blocks linger", for_s=probe.setup.linger_s + MARGIN_S)
+    other.stream.expect_silence("the blocks linger", for_s=probe.wait_s(linger_s))
     status = other.call(other.load(handle, other.stream.memory.lend(64), generation=generation)).status
     allowed = (Status.NOT_BOUND, Status.HANDLE_OUT_OF_RANGE, Status.GENERATION_MISMATCH)
     expect(status in allowed, "the blocks freed after the linger time", status.name)

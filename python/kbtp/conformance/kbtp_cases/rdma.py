@@ -9,7 +9,6 @@ from kbtp.conformance.initiator_side import InitiatorSide
 from kbtp.conformance.kbtp_cases.blocks import pattern
 from kbtp.conformance.kbtp_cases.hello import patched
 from kbtp.conformance.probe import TargetProbe
-from kbtp.conformance.setup import MARGIN_S
 from kbtp.conformance.startup import Startup
 from kbtp.iwarp.rdmap import RdmapOpcode, ReadRequest
 from kbtp.types import RequestFlag, Status
@@ -156,7 +155,7 @@ def read_that_nobody_answers(probe: TargetProbe) -> None:
     side = probe.session()
     side.send(side.alloc_store(side.handle(0), side.stream.memory.lend(64)))
     next_read(side)
-    side.stream.expect_end("a Read that nobody answers (profile 8.8)", within_s=probe.setup.drain_s + MARGIN_S)
+    side.stream.expect_end("a Read that nobody answers (profile 8.8)", within_s=probe.wait_s(probe.setup.drain_s))
     other.goes_on()
 
 
