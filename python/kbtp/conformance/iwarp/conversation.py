@@ -13,11 +13,11 @@ from kbtp.conformance.probe import Probe, TargetProbe
 from kbtp.conformance.session import Session
 from kbtp.conformance.startup import CameFrame, Startup, accepted, receive_frame
 from kbtp.conformance.stream import Stream
-from kbtp.conformance.target_side import TargetSide, ack_fields
+from kbtp.conformance.target_side import TargetSide, ack_fields, needs_a_read
 from kbtp.conformance.tcp import Tcp
 from kbtp.iwarp.rdmap import ReadRequest
-from kbtp.types import RequestFlag, Status
-from kbtp.wire import AllocStore, Completion, Free, HelloAck, Load, Store
+from kbtp.types import Status
+from kbtp.wire import Completion, Free, HelloAck, Load
 
 QUIET_S = 0.15
 """How long we look whether nothing comes."""
@@ -103,11 +103,6 @@ SIZES = (0, 1, 2, 3, 4, 5, 700, 100_000)
 
 def pattern(size: int) -> bytes:
     return bytes(index % 251 for index in range(size))
-
-
-def needs_a_read(request: object) -> bool:
-    """A request whose data is in memory of the initiator, so that we read it."""
-    return isinstance(request, Store | AllocStore) and not request.flags & RequestFlag.INLINE
 
 
 def converse(session: Session) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kbtp.conformance import segments
 from kbtp.conformance.case import Group
-from kbtp.conformance.deviation import Deviation, expect
+from kbtp.conformance.deviation import Deviation, NotApplicable, expect
 from kbtp.conformance.iwarp.conversation import (
     HARMLESS,
     ack_of,
@@ -146,7 +146,10 @@ def cut_untagged_messages(probe: Probe) -> None:
     """In small segments: MO rises from 0 by what was sent, L is in the last alone, QN, MSN and RsvdULP are the same."""
     session = small_session(probe)
     if isinstance(session, TargetSide):
-        session.serve_one(session.serve_until(_is_inline))
+        inline = session.serve(_is_inline)
+        if inline is None:
+            raise NotApplicable("a request with inline data, for which an initiator may use a descriptor always")
+        session.serve_one(inline)
     works_on(session)
     cut = [one for one in messages_in(segments_of(session.stream)) if not one[0].tagged and len(one) > 1]
     expect(bool(cut), "a message of several segments, as our MSS is small", "none")

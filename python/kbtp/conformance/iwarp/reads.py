@@ -12,7 +12,6 @@ from kbtp.conformance.case import Group
 from kbtp.conformance.deviation import Deviation, expect
 from kbtp.conformance.iwarp.conversation import (
     QUIET_S,
-    needs_a_read,
     pattern,
     sink_of,
     works_on,
@@ -24,7 +23,7 @@ from kbtp.conformance.probe import InitiatorProbe, Probe, TargetProbe
 from kbtp.conformance.session import Session
 from kbtp.conformance.startup import Startup
 from kbtp.conformance.stream import Stream
-from kbtp.conformance.target_side import TargetSide
+from kbtp.conformance.target_side import TargetSide, needs_a_read
 from kbtp.iwarp.ddp import TO_MASK
 from kbtp.iwarp.rdmap import QN_REQUEST, RdmapOpcode, ReadRequest
 from kbtp.limits import READ_REQUEST_BYTES
@@ -47,7 +46,7 @@ def read_request(stream: Stream, request: ReadRequest) -> bytes:
 
 
 def source_of(session: TargetSide) -> DataDescriptor:
-    """Memory that the initiator lets us read: that of its first STORE that is not inline."""
+    """Memory that the initiator lets us read: that of the long block when it is stored."""
     request = session.serve_until(needs_a_read)
     assert isinstance(request, Store | AllocStore)
     return request.data
