@@ -92,6 +92,7 @@ def test_refused_connections_are_closed_until_one_is_accepted(pair: Callable[...
     pairs = [pair() for _ in range(3)]
     for (_, theirs), status in zip(pairs, (Status.ACCESS_DENIED, Status.ACCESS_DENIED, Status.SUCCESS), strict=True):
         theirs.send(ack(status))
+        theirs.tcp.finish()
     sides = [InitiatorSide(ours) for ours, _ in pairs]
     probe: Any = ScriptedProbe(*sides)
     assert reopen(probe) is sides[2]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from kbtp.conformance.case import Group
 from kbtp.conformance.deviation import Deviation, NotApplicable, expect
 from kbtp.conformance.initiator_side import InitiatorSide, Request
@@ -138,8 +136,9 @@ def generations_survive_the_owner(probe: TargetProbe) -> None:
         first.bind(0, b"first")
         first.release(0)
     handle, generation = first.handle(0), first.bind(0, b"first").generation
+    witness = probe.session()
     first.finish()
-    heir = _next_owner(probe, handle)
+    heir = _next_owner(probe, handle, witness)
     index = handle - heir.first
     came, expected = heir.bind(index, b"second").generation, next_generation(next_generation(generation))
     expect(came == expected, f"Generation {expected}: the FREE and the ALLOC_STORE each count (profile 5)", came)
@@ -147,7 +146,7 @@ def generations_survive_the_owner(probe: TargetProbe) -> None:
     heir.release(index)
 
 
-def _next_owner(probe: TargetProbe, handle: int) -> InitiatorSide:
+def _next_owner(probe: TargetProbe, handle: int, witness: InitiatorSide) -> InitiatorSide:
     """The session that is granted a range with `handle`, of those that ask for all handles there are.
 
     Those that were granted others keep them meanwhile. Raises `NotApplicable` if nobody gets it.
@@ -158,5 +157,5 @@ def _next_owner(probe: TargetProbe, handle: int) -> InitiatorSide:
         if ack.status is Status.SUCCESS and 0 <= handle - ack.first_handle < ack.handle_count:
             return side
         expect(ack.status in (Status.SUCCESS, Status.NO_SPACE), "SUCCESS or NO_SPACE", ack.status.name)
-        time.sleep(HEIR_PAUSE_S)  # the target may not have noticed yet that the owner is gone
+        witness.stream.expect_silence("the target notices that the owner is gone", for_s=HEIR_PAUSE_S)
     raise NotApplicable(f"none of {HEIRS} initiators was granted a handle that another one had before")
