@@ -148,7 +148,9 @@ CACHE_LOOKUP_MAX_NAMES = 4096  # in one command of the index
 CACHE_SWEEP_S = 10.0  # how often a writer looks through a page of the index for records of blocks that are gone
 CACHE_MAIL_MAX = 8192  # names a reader remembers to tell an owner, and that wait for an owner
 CACHE_MAIL_TTL_S = 3600
+CACHE_TTL_MAX_S = 1e9  # of a value or a pin; far below what a server can count in ms
 CACHE_FREE_BATCH = 4096
+CACHE_SETTLE_MAX_HANDLES = 2 * CACHE_RECORD_MAX_BLOCKS  # freed by a new session to find what a lost one has bound
 CACHE_LOAD_CHUNK_BYTES = 16 << 20  # loaded together; the checksums of one chunk are taken while the next one comes in
 CACHE_ASIDE_BYTES = 256 * 1024  # checksums of so much are worth another thread
 
