@@ -104,9 +104,18 @@ def test_a_buffer_is_registered_with_sessions_that_are_open(cache: Cache) -> Non
     assert cache.get_into(b"key", memoryview(memory)[BLOCK_BYTES:]) == 5
     assert bytes(memory[BLOCK_BYTES : BLOCK_BYTES + 5]) == b"value"
     registration.revoke()
-    registration.revoke()
     with pytest.raises(ApiMisuse):
         cache.register(7)
+
+
+def test_to_revoke_twice_revokes_nobody_else_s_buffer(cache: Cache) -> None:
+    cache.put(b"key", b"value")
+    first = cache.register(bytearray(BLOCK_BYTES))
+    first.revoke()
+    cache.register(bytearray(BLOCK_BYTES))
+    first.revoke()
+    [link] = cache._links._links.values()
+    assert len(link.regions) == len(cache._links._buffers) == 1
 
 
 def test_copies_are_cut_alike(open_cache: OpenCache, serve: Callable[..., WatchedServer]) -> None:
