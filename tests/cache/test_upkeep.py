@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import logging
 import threading
 from collections.abc import Callable
@@ -13,10 +15,12 @@ from kbtp.cache import Cache, IndexUnavailable, MemoryIndex, Outcome
 from kbtp.cache.announcement import Announcement
 from kbtp.cache.announcer import Announcer
 from kbtp.cache.backoff import Backoff
+from kbtp.cache.commands import exchange
 from kbtp.cache.drain import drain_target
 from kbtp.cache.keys import Names
 from kbtp.cache.steps import Announce, IndexStep, ListTargets, Publish, Withdraw
 from kbtp.errors import ApiMisuse
+from kbtp.initiator.view import SessionView
 from kbtp.limits import CACHE_BACKOFF_MAX_S, CACHE_BACKOFF_MIN_S
 
 from .conftest import BLOCK_BYTES, Clock, WatchedServer
@@ -69,12 +73,63 @@ def test_an_index_that_is_away_at_the_end_is_no_error(clock: Clock, caplog: pyte
     assert "is not withdrawn" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "octets", [b"", b"{}", b'{"incarnation": 0, "url": "x", "block_bytes": 1, "pool_blocks": 1}', b"[1]"]
-)
+SAID = {"incarnation": 5, "url": "kbtp://10.0.0.1", "block_bytes": 4096, "pool_blocks": 16}
+BAD_ANNOUNCEMENTS = [
+    b"",
+    b"{}",
+    b"[1]",
+    b"[" * 100_000,
+    *(
+        json.dumps({**SAID, field: value}).encode()
+        for field, value in (
+            ("incarnation", 0),
+            ("incarnation", 1 << 64),
+            ("incarnation", "5"),
+            ("block_bytes", 1),
+            ("block_bytes", 1 << 40),
+            ("block_bytes", 4096.0),
+            ("pool_blocks", 0),
+            ("pool_blocks", -1),
+            ("pool_blocks", 10**400),
+            ("url", 7),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("octets", BAD_ANNOUNCEMENTS, ids=range(len(BAD_ANNOUNCEMENTS)))
 def test_what_is_no_announcement(octets: bytes) -> None:
     with pytest.raises(ApiMisuse, match="an announcement in the index cannot be read"):
         Announcement.parse(octets)
+
+
+def test_an_announcement_of_a_later_version_is_read() -> None:
+    assert Announcement.parse(json.dumps({**SAID, "zone": "a"}).encode()) == TARGET
+
+
+def test_an_announcement_that_cannot_be_read_is_told_once_and_hides_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    beats = [b"1000 " + octets for octets in (b"nonsense", TARGET.pack())] + [b"no time " + TARGET.pack(), b""]
+    for _ in range(3):
+        listing = exchange(ListTargets())
+        next(listing)
+        with pytest.raises(StopIteration) as listed:
+            listing.send([[b"1001", beats, []]])
+        assert listed.value.value == [TARGET]
+    assert caplog.text.count("an announcement in the index cannot be read") == 1
+
+
+def test_a_target_whose_answer_is_none_is_told_once_and_not_used(
+    open_cache: OpenCache, clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terms = SessionView.terms
+    assert terms.fget is not None
+    read = terms.fget
+    monkeypatch.setattr(SessionView, "terms", property(lambda self: dataclasses.replace(read(self), pool_blocks=0)))
+    cache = open_cache(clock=clock)
+    for _ in range(3):
+        assert cache.put(b"key", b"value") is Outcome.UNAVAILABLE
+        clock.now_s += 10
+    assert caplog.text.count("is not used: its HELLO_ACK says number of blocks 0") == 1
 
 
 def test_an_announcement_is_read_as_it_was_written() -> None:

@@ -74,8 +74,7 @@ class AsyncLinks:
         for url in self._settings.targets or ():
             client = await self._opened(self._link(url))
             if client is not None:
-                terms = client.terms
-                found.append(Announcement(terms.incarnation, url, terms.block_size_bytes, terms.pool_blocks))
+                found += Announcement.of(url, client.terms)
         return found
 
     async def _session(self, target: Announcement) -> Session | None:

@@ -19,7 +19,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, TypeAlias
 
 from kbtp import limits
-from kbtp.cache.announcement import Announcement
+from kbtp.cache.announcement import Announcement, warn_once
 from kbtp.cache.steps import (
     Announce,
     Discard,
@@ -96,7 +96,8 @@ _ANNOUNCE = (
     + """
 local all = redis.call('HGETALL', KEYS[1])
 for i = 1, #all, 2 do
-    if now - tonumber(string.match(all[i + 1], '^%d+')) > tonumber(ARGV[3]) then redis.call('HDEL', KEYS[1], all[i]) end
+    local beat = tonumber(string.match(all[i + 1], '^%d+')) or 0
+    if now - beat > tonumber(ARGV[3]) then redis.call('HDEL', KEYS[1], all[i]) end
 end
 redis.call('HSET', KEYS[1], ARGV[1], string.format('%d ', now) .. ARGV[2])
 """
@@ -234,11 +235,12 @@ def _list_targets() -> Exchange:
     targets = []
     for beat in beats:
         at_ms, _, octets = beat.partition(b" ")
-        if int(now_ms) - int(at_ms) > limits.CACHE_BEAT_TTL_S * 1000:
+        if not at_ms.isdigit() or int(now_ms) - int(at_ms) > limits.CACHE_BEAT_TTL_S * 1000:
             continue
         try:
             target = Announcement.parse(octets)
         except ApiMisuse as error:
-            raise IndexUnavailable(str(error)) from None
+            warn_once(str(error))  # the other targets are there all the same
+            continue
         targets.append(target.marked(draining=_hex(target.incarnation) in draining))
     return targets

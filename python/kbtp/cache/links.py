@@ -99,8 +99,7 @@ class Links:
         for url in self._settings.targets or ():
             client = self._opened(self._link(url))
             if client is not None:
-                terms = client.terms
-                found.append(Announcement(terms.incarnation, url, terms.block_size_bytes, terms.pool_blocks))
+                found += Announcement.of(url, client.terms)
         return found
 
     def _each(self, jobs: Mapping[int, Any], run: Callable[[int, Any], _T]) -> dict[int, _T]:
