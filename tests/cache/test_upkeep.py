@@ -6,7 +6,7 @@ import dataclasses
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from kbtp.cache import Cache, IndexUnavailable, MemoryIndex, Outcome
 from kbtp.cache.announcement import Announcement
 from kbtp.cache.announcer import Announcer
 from kbtp.cache.backoff import Backoff
+from kbtp.cache.checksum import Value, checksums
 from kbtp.cache.commands import exchange
 from kbtp.cache.drain import drain_target
 from kbtp.cache.keys import Names
@@ -207,12 +208,27 @@ def test_a_drain_leaves_what_it_cannot_read(
     assert drain_target(index, target.url, undo=True) == 0
 
 
-def test_large_values_are_checked_by_another_thread(open_cache: OpenCache, serve: Callable[..., WatchedServer]) -> None:
+def test_large_values_are_checked_by_another_thread(
+    open_cache: OpenCache, serve: Callable[..., WatchedServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[tuple[bool, int]] = []
+
+    def watched(values: Sequence[Value]) -> list[int]:
+        checked.append((threading.current_thread() is threading.main_thread(), len(values)))
+        return checksums(values)
+
+    monkeypatch.setattr("kbtp.cache.links.checksums", watched)
     large = serve(block_size_bytes=1 << 20, pool_blocks=32, quota=32)
     cache = open_cache(targets=[large.url])
     values = [bytes([place]) * (3 << 20) for place in range(8)]
     keys = [b"%d" % place for place in range(8)]
     assert all(item.ok for item in cache.put_many(keys, values))
+    assert checked == [(False, 8)]
+    checked.clear()
     into = [bytearray(3 << 20) for _ in keys]
     assert all(item.ok for item in cache.get_many_into(keys, into))
     assert into == values
+    *aside, last = sorted(checked)
+    assert {is_main for is_main, _ in aside} == {False}
+    assert last[0]  # nothing comes in meanwhile
+    assert sum(count for _, count in checked) == 8
