@@ -90,7 +90,8 @@ class Cache:
     # --- batch forms ---------------------------------------------------------------------------
 
     def put_many(self, keys: Sequence[bytes], values: Sequence[object], *, ttl_s: float | None = None) -> list[Item]:
-        """Store each of `values`; they are as if used one after the other from the last to the first."""
+        """Store each of `values`; they are as if used one after the other from the last to the first. None evicts
+        another one of the batch: what does not fit beside those before it is NO_SPACE."""
         self._settings.check_writes()
         puts = puts_of(self._names, keys, values)
         self._run(put_many(self._state, puts, self._settings.put_options(ttl_s), self._now_s()))
