@@ -20,6 +20,7 @@ import valkey
 from kbtp import limits
 from kbtp.cache import IndexUnavailable, MemoryIndex
 from kbtp.cache.announcement import Announcement
+from kbtp.cache.commands import exchange
 from kbtp.cache.embedded import EmbeddedIndex, _free_port, _program
 from kbtp.cache.index import index_url, open_async_index, open_index
 from kbtp.cache.keys import Names
@@ -259,6 +260,30 @@ def test_a_local_socket(tmp_path: Path) -> None:
         assert index.perform(Publish([(A, b"1")])) == [True]
         index.close()
         process.kill()
+
+
+@pytest.mark.parametrize("reply", [None, 7, b"x", "x", [], [7], [None], [b"x", 7], [[b"x"]]], ids=repr)
+@pytest.mark.parametrize(
+    "step",
+    [
+        Lookup([A, B], collect=OWNER),
+        Publish([(A, b"1"), (B, b"2")]),
+        Remove([(A, b"1"), (B, b"2")]),
+        Discard([A, B]),
+        Scan(NAMES.fingerprint),
+        ListTargets(),
+    ],
+    ids=lambda step: type(step).__name__,
+)
+def test_an_answer_that_is_none_is_no_answer(step: IndexStep, reply: Any) -> None:
+    asking = exchange(step)
+    commands = next(asking)
+    with pytest.raises((IndexUnavailable, StopIteration)) as ended:
+        for _ in range(3):
+            commands = asking.send([reply] * len(commands))
+    if isinstance(ended.value, StopIteration):  # only None and octets pass for a record
+        assert isinstance(step, Discard)
+        assert set(ended.value.value) <= {None, b"x"}
 
 
 # --- where it is ---------------------------------------------------------------------------------

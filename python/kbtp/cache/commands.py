@@ -79,6 +79,7 @@ for i = 1, #KEYS, 2 do
 end
 return out
 """
+_FIRSTS = (False, True)
 _REMOVALS = (Removal.GONE, Removal.PINNED, Removal.REMOVED)
 # KEYS: record, pins; ARGV: holder, ms.
 _PIN = (
@@ -109,6 +110,13 @@ _KEEP_BEATS_MS = round(limits.CACHE_BEAT_TTL_S * 1000 * 30)
 
 def exchange(step: IndexStep) -> Exchange:
     """Raises `IndexUnavailable` at a reply that cannot be one."""
+    try:
+        return (yield from _exchange(step))
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise IndexUnavailable(f"the index answers a {type(step).__name__} with something else ({error})") from error
+
+
+def _exchange(step: IndexStep) -> Exchange:
     match step:
         case Lookup():
             return _lookup(step)
@@ -180,13 +188,19 @@ def _lookup(step: Lookup) -> Exchange:
     if life is None:
         yield [("SET", LIFE, secrets.token_bytes(8), "NX")]
         [life] = yield [("GET", LIFE)]
-    if len(records) != len(names) or not isinstance(life, bytes):
-        raise IndexUnavailable("the index answers a look-up with something else")
-    return Looked(records, (replies[-1] or []) if step.collect is not None else [], life)
+    mail = (replies[-1] or []) if step.collect is not None else []
+    return Looked(_octets(records, len(names)), _octets(mail, len(mail)), *_octets([life], 1))
+
+
+def _octets(replies: Sequence[Any], count: int) -> list[Any]:
+    """So many strings, or None for those that there are none of."""
+    if len(replies) != count or not all(reply is None or isinstance(reply, bytes) for reply in replies):
+        raise TypeError(f"not {count} strings")
+    return list(replies)
 
 
 def _publish(entries: Sequence[Entry], ttl_ms: int | None) -> Exchange:
-    return [bool(number) for number in (yield from _on_each(_PUBLISH, entries, ttl_ms or 0))]
+    return [_FIRSTS[number] for number in (yield from _on_each(_PUBLISH, entries, ttl_ms or 0))]
 
 
 def _remove(step: Remove) -> Exchange:
@@ -200,6 +214,8 @@ def _on_each(script: str, entries: Sequence[Entry], argument: int) -> Exchange:
         some = entries[at : at + limits.CACHE_LOOKUP_MAX_NAMES]
         keys = [key for name, _ in some for key in (record_key(name), _pins(name))]
         [reply] = yield [("EVAL", script, len(keys), *keys, argument, *(record for _, record in some))]
+        if len(reply) != len(some):
+            raise ValueError(f"{len(reply)} answers to {len(some)} entries")
         numbers += reply
     return numbers
 
@@ -208,7 +224,7 @@ def _discard(names: Sequence[bytes]) -> Exchange:
     if not names:
         return []
     replies = yield [("GETDEL", record_key(name)) for name in names] + [("DEL", _pins(name)) for name in names]
-    return list(replies[: len(names)])
+    return _octets(replies[: len(names)], len(names))
 
 
 def _pin(step: Pin) -> Exchange:
@@ -226,7 +242,7 @@ def _scan(step: Scan) -> Exchange:
     if not keys:
         return int(cursor), []
     [records] = yield [("MGET", *keys)]
-    entries = zip((key.removeprefix(prefix) for key in keys), records, strict=True)
+    entries = zip((key.removeprefix(prefix) for key in keys), _octets(records, len(keys)), strict=True)
     return int(cursor), [(name, record) for name, record in entries if record is not None]
 
 
