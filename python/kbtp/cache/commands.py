@@ -79,6 +79,7 @@ for i = 1, #KEYS, 2 do
 end
 return out
 """
+_STRINGS = frozenset((bytes, type(None)))
 _FIRSTS = (False, True)
 _REMOVALS = (Removal.GONE, Removal.PINNED, Removal.REMOVED)
 # KEYS: record, pins; ARGV: holder, ms.
@@ -189,12 +190,14 @@ def _lookup(step: Lookup) -> Exchange:
         yield [("SET", LIFE, secrets.token_bytes(8), "NX")]
         [life] = yield [("GET", LIFE)]
     mail = (replies[-1] or []) if step.collect is not None else []
-    return Looked(_octets(records, len(names)), _octets(mail, len(mail)), *_octets([life], 1))
+    if not isinstance(life, bytes):
+        raise TypeError("its life is no string")
+    return Looked(_octets(records, len(names)), mail and _octets(mail, len(mail)), life)
 
 
 def _octets(replies: Sequence[Any], count: int) -> list[Any]:
     """So many strings, or None for those that there are none of."""
-    if len(replies) != count or not all(reply is None or isinstance(reply, bytes) for reply in replies):
+    if len(replies) != count or not _STRINGS.issuperset(map(type, replies)):
         raise TypeError(f"not {count} strings")
     return list(replies)
 

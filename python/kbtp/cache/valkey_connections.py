@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import ssl
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import valkey
@@ -17,20 +16,15 @@ from kbtp import limits
 
 
 class _Deadline(threading.local):
-    at_s = math.inf
+    at_s = 0.0
 
 
 _deadline = _Deadline()
 
 
-@contextmanager
-def deadline(timeout_s: float) -> Iterator[None]:
-    """What this thread does with connections within the block ends in time, with `valkey.TimeoutError`."""
+def begin(timeout_s: float) -> None:
+    """What this thread does with connections from now on ends in time, with `valkey.TimeoutError`."""
     _deadline.at_s = time.monotonic() + timeout_s
-    try:
-        yield
-    finally:
-        _deadline.at_s = math.inf
 
 
 def _left_s() -> float:
@@ -46,13 +40,14 @@ class _Socket:
     def __init__(self, socket: Any) -> None:
         self._socket = socket
         self._timeout_s: float | None = socket.gettimeout()
+        self._set_s = self._timeout_s
+        self._recv_into = socket.recv_into
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._socket, name)
 
     def settimeout(self, timeout_s: float | None) -> None:
-        self._timeout_s = timeout_s
-        self._socket.settimeout(timeout_s)
+        self._timeout_s = timeout_s  # set with the next call: who looks again and again sets it to 0 each time
 
     def recv(self, octets: int) -> Any:
         self._limit()
@@ -60,21 +55,29 @@ class _Socket:
 
     def recv_into(self, buffer: Any) -> Any:
         self._limit()
-        return self._socket.recv_into(buffer)
+        return self._recv_into(buffer)
 
     def sendall(self, octets: Any) -> None:
-        left = memoryview(octets)
+        if self._set_s != 0:
+            self._set_s = 0.0
+            self._socket.settimeout(0.0)
+        try:
+            sent = self._socket.send(octets)  # most often all of it, without a wait
+        except (BlockingIOError, ssl.SSLWantWriteError):
+            sent = 0
+        left = memoryview(octets)[sent:]
         while left:
             self._limit()
             left = left[self._socket.send(left) :]
 
     def _limit(self) -> None:
-        if self._timeout_s == 0:
-            return  # it does not wait
-        left_s = _left_s()
-        if self._timeout_s is not None:
-            left_s = min(left_s, self._timeout_s)
-        self._socket.settimeout(None if left_s == math.inf else left_s)
+        limit_s = self._timeout_s
+        if limit_s != 0:  # else it does not wait
+            left_s = _left_s()
+            limit_s = left_s if limit_s is None else min(left_s, limit_s)
+        if limit_s != self._set_s:
+            self._set_s = limit_s
+            self._socket.settimeout(limit_s)
 
 
 def _spin_s() -> float:

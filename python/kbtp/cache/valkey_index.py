@@ -10,9 +10,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,7 +30,7 @@ from kbtp import limits
 from kbtp.cache.backoff import Backoff
 from kbtp.cache.commands import Command, exchange
 from kbtp.cache.steps import IndexStep, IndexUnavailable
-from kbtp.cache.valkey_connections import BY_SCHEME, Connection, Pool, SentinelConnection, deadline
+from kbtp.cache.valkey_connections import BY_SCHEME, Connection, Pool, SentinelConnection, begin
 from kbtp.errors import ApiMisuse
 
 _SENTINEL_PORT = 26379
@@ -119,11 +120,11 @@ class ValkeyIndex:
     def perform(self, step: IndexStep) -> Any:
         self._guard.check()
         try:
-            with deadline(self._opened.timeout_s):
-                try:
-                    reply = self._perform(step)
-                except valkey.ConnectionError:  # one that the server has closed meanwhile: every step may be done twice
-                    reply = self._perform(step)
+            begin(self._opened.timeout_s)
+            try:
+                reply = self._perform(step)
+            except valkey.ConnectionError:  # one that the server has closed meanwhile: every step may be done twice
+                reply = self._perform(step)
         except _FAILURES as error:
             raise self._guard.failed(error) from error
         self._guard.worked()
@@ -245,6 +246,15 @@ def _scanned(client: Any, command: Command, reply: Any) -> tuple[int, Sequence[b
     return cursor << _NODE_BITS | number, keys
 
 
+async def _in_time(answer: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
+    """Raises `asyncio.TimeoutError`."""
+    if sys.version_info >= (3, 11):
+        async with asyncio.timeout(timeout_s):  # a fifth of a look-up faster than `wait_for`
+            return await answer
+    else:
+        return await asyncio.wait_for(answer, timeout_s)
+
+
 class AsyncValkeyIndex:
     """For one event loop."""
 
@@ -257,7 +267,7 @@ class AsyncValkeyIndex:
     async def perform(self, step: IndexStep) -> Any:
         self._guard.check()
         try:
-            reply = await asyncio.wait_for(self._twice(step), self._opened.timeout_s)
+            reply = await _in_time(self._twice(step), self._opened.timeout_s)
         except asyncio.TimeoutError:
             raise self._guard.failed(valkey.TimeoutError("the deadline has passed")) from None
         except _FAILURES as error:
