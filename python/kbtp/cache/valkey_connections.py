@@ -63,7 +63,7 @@ class _Socket:
             self._socket.settimeout(0.0)
         try:
             sent = self._socket.send(octets)  # most often all of it, without a wait
-        except (BlockingIOError, ssl.SSLWantWriteError):
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             sent = 0
         left = memoryview(octets)[sent:]
         while left:
