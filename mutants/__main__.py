@@ -27,11 +27,17 @@ from mutants.plant import Mutant, Outcome, Verdict
 
 ROOT = Path(__file__).resolve().parent.parent
 TIME_LIMIT_S = 300.0
+BUILD_LIMIT_S = 1800.0
 PYTEST_FAILED = 1  # 2 and up: interrupted, misused, nothing collected
 CARGO_FAILED = 101
+CARGO = ("cargo", "test", "--manifest-path", "rust/Cargo.toml", "--locked")
 PYTEST = ("-m", "pytest", "-q", "-x", "--hypothesis-profile=ci", "-p", "no:cacheprovider", "--no-header")
 FIRST_FAILURE = re.compile(r"^(?:FAILED|ERROR) (\S+)|^test (\S+) \.\.\. FAILED", re.MULTILINE)
 NOT_RUN = re.compile(r"^error(\[E\d+\])?:|^ERROR .*(SyntaxError|ImportError)", re.MULTILINE)
+
+
+class NotBuilt(Exception):
+    """The tests could not be built."""
 
 
 class Tree:
@@ -39,6 +45,9 @@ class Tree:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+
+    def copy(self) -> None:
+        """Fill the folder with what git knows of, and the native module that is built."""
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=ROOT, check=True, capture_output=True, text=True,
@@ -47,8 +56,8 @@ class Tree:
         for name in [*filter(None, listed.split("\0")), *built]:
             source = ROOT / name
             if source.is_file():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(source, folder / name)  # not its time: cargo would take what the last fault left built
+                (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(source, self.folder / name)  # not its time: cargo would take what the last fault left built
 
     def judge(self, mutant: Mutant) -> Outcome:
         began = time.monotonic()
@@ -57,23 +66,30 @@ class Tree:
         try:
             place.write_text(mutant.planted(self.folder))
             status, output = self.run(mutant.in_rust, mutant.tests)
-        except ValueError as error:
+        except (ValueError, NotBuilt) as error:
             return Outcome(mutant, Verdict.BROKEN, str(error), 0.0)
         finally:
             place.write_text(original)
         return Outcome(mutant, *_verdict(mutant.in_rust, status, output), time.monotonic() - began)
 
     def run(self, in_rust: bool, tests: Sequence[str]) -> tuple[int | None, str]:
-        """The exit status, None for one that did not end in time, and all that was printed."""
+        """The exit status, None for one that did not end in time, and all that was printed. Raises `NotBuilt`."""
+        if not in_rust:
+            return self._command([sys.executable, *PYTEST, *tests], TIME_LIMIT_S)
+        status, output = self._command([*CARGO, "--no-run", *tests], BUILD_LIMIT_S)
+        if status != 0:
+            raise NotBuilt(output[-2000:])
+        return self._command([*CARGO, *tests], TIME_LIMIT_S)
+
+    def _command(self, command: Sequence[str], limit_s: float) -> tuple[int | None, str]:
         paths = os.pathsep.join([str(self.folder / "python"), str(self.folder)])
-        environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1"}
-        command = [sys.executable, *PYTEST, *tests]
-        if in_rust:
-            command = ["cargo", "test", "--manifest-path", "rust/Cargo.toml", "--locked", *tests]
-            environment["CARGO_TARGET_DIR"] = str(ROOT / "build" / "mutants")
+        environment = {
+            **os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1",
+            "CARGO_TARGET_DIR": str(ROOT / "build" / "mutants"),
+        }  # fmt: skip
         try:
             done = subprocess.run(
-                command, check=False, cwd=self.folder, env=environment, text=True, timeout=TIME_LIMIT_S,
+                command, check=False, cwd=self.folder, env=environment, text=True, timeout=limit_s,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
@@ -102,7 +118,10 @@ def _baseline(tree: Tree, mutants: Sequence[Mutant]) -> None:
             together = tuple(dict.fromkeys(test for tests in plain for test in tests))
             runs = dict.fromkeys(([together] if together else []) + [tests for tests in runs if tests not in plain])
         for tests in runs:
-            status, output = tree.run(in_rust, tests)
+            try:
+                status, output = tree.run(in_rust, tests)
+            except NotBuilt as error:
+                status, output = None, str(error)
             if status != 0:
                 sys.exit(f"{output[-4000:]}\nwith nothing planted, these fail already: {' '.join(tests)}")
 
@@ -112,6 +131,8 @@ def _run(mutants: Sequence[Mutant], folder: Path, jobs: int) -> list[Outcome]:
     lock = threading.Lock()
     done: list[Outcome] = []
     trees = [Tree(folder / str(number)) for number in range(jobs)]
+    for tree in trees:
+        tree.copy()
     print(f"the tests with nothing planted, then {len(mutants)} faults", flush=True)
     _baseline(trees[0], mutants)
 

@@ -40,6 +40,19 @@ def test_direct_modes(text: str, direct: Feature) -> None:
     assert direct_text(direct) == text
 
 
+@pytest.mark.parametrize(("text", "direct"), [("", 0), (" ", 0), (" none ", 0), (" alloc, load", DIRECT[3])])
+def test_direct_modes_in_other_words(text: str, direct: int) -> None:
+    assert parse_direct(text) == direct
+
+
+@pytest.mark.parametrize(
+    "text", ["store", "loadalloc", "load;alloc", "load,", ",", "none,load", "LOAD", None, 2, b"load", ["load"]]
+)
+def test_direct_modes_that_there_are_not(text: object) -> None:
+    with pytest.raises(ApiMisuse, match=r"none, load, alloc or load,alloc expected"):
+        parse_direct(text)  # type: ignore[arg-type]
+
+
 LINE = f"0000002a {SECRET.hex()}"
 WRONG = [
     ("2a " + SECRET.hex(), "Key ID of 8"),
@@ -56,7 +69,6 @@ WRONG = [
     (f"{LINE} realm=a", "only domain=NAME"),
     (f"{LINE} {SECRET.hex()}", "only domain=NAME"),
     (f"{LINE} direct=store", "none, load, alloc"),
-    (f"{LINE} direct=", "none, load, alloc"),
 ]
 
 
@@ -70,8 +82,11 @@ def test_a_wrong_line_is_named_but_not_shown(line: str, why: str) -> None:
 
 
 def test_an_id_is_there_once() -> None:
-    with pytest.raises(ApiMisuse, match="Key ID 0000002a is there twice"):
-        parse_keys(f"{LINE}\n{LINE} domain=b")
+    with pytest.raises(ApiMisuse, match=r"^line 4: Key ID 0000002a is there twice, first on line 2; remove one$"):
+        parse_keys(f"# fine\n{LINE}\n\n{LINE} domain=b")
+    key = Key(42, SECRET)
+    with pytest.raises(ApiMisuse, match=r"^Key ID 0000002a is there twice; give each key an ID of its own$"):
+        Keys((key, key))
 
 
 @pytest.mark.parametrize(

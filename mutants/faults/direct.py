@@ -9,6 +9,8 @@ _STORE = "python/kbtp/blocks/store.py"
 _PARTITION = "python/kbtp/blocks/partition.py"
 _LOAD = "python/kbtp/initiator/direct_load.py"
 _ALLOC = "python/kbtp/initiator/direct_alloc.py"
+_CARRIER = "python/kbtp/initiator/direct_carrier.py"
+_LENT = "python/kbtp/initiator/lent_memory.py"
 _AUTHENTICATION = "python/kbtp/wire/authentication.py"
 _TICKET_TESTS = ("tests/target/test_direct_tickets.py", "tests/target/test_direct_bind.py")
 _GRANT_TESTS = ("tests/target/test_direct_grants.py",)
@@ -20,6 +22,7 @@ _SESSION = "python/kbtp/target/session.py"
 _HELLO = "python/kbtp/target/hello.py"
 _KEY_FILE = "python/kbtp/key_file.py"
 _INITIATOR = "python/kbtp/initiator/session.py"
+_CARRIER_TESTS = ("tests/initiator/test_direct_carrier.py",)
 _AUTHENTICATION_TESTS = ("tests/target/test_authentication.py", "tests/wire/test_authentication.py")
 
 MUTANTS = (
@@ -224,6 +227,30 @@ MUTANTS = (
         _ALLOC_TESTS,
     ),
     Mutant(
+        "draft 6.6",
+        "a direct allocation ends with the answer to BIND, while its RDMA Write is still leaving",
+        _CARRIER,
+        "if result is not None and not flow.leaving and",
+        "if result is not None and",
+        _CARRIER_TESTS,
+    ),
+    Mutant(
+        "draft 6.6",
+        "a direct load goes through memory that was registered through a read-only view",
+        _LENT,
+        " and not (sink and one.region.view.readonly)",
+        "",
+        _CARRIER_TESTS,
+    ),
+    Mutant(
+        "draft 3.4",
+        "a ticket is taken beyond the quota",
+        _CARRIER,
+        "if not (self._session.reserve_handle(operation) and self._session.reserve_block()):",
+        "if not self._session.reserve_handle(operation):",
+        _CARRIER_TESTS,
+    ),
+    Mutant(
         "profile 4",
         "any MAC will do",
         _AUTHENTICATION,
@@ -252,7 +279,7 @@ MUTANTS = (
         "an initiator with a key takes a HELLO_ACK that proves nothing",
         _INITIATOR,
         "    if config.key is not None:\n        try:\n            check",
-        "    if config.key is None and nonces is None:\n        try:\n            check",
+        "    if config.key is not None and not said.octets:\n        try:\n            check",
         ("tests/initiator/test_keys.py",),
     ),
     Mutant(

@@ -41,12 +41,11 @@ from kbtp.errors import (
 from kbtp.initiator.aio import AsyncClient
 from kbtp.initiator.batches import Results
 from kbtp.initiator.client import Client
-from kbtp.initiator.direct import direct_features
 from kbtp.initiator.operations import Result
 from kbtp.initiator.session import InitiatorConfig
 from kbtp.initiator.view import Mode, SessionTerms
 from kbtp.key_file import read_key
-from kbtp.keys import Key
+from kbtp.keys import Key, parse_direct
 from kbtp.rnic import open_rnic
 from kbtp.types import BlockRef, Feature, Status
 from kbtp.verbs.api import Rnic
@@ -119,8 +118,9 @@ def connect(
         namespace: must equal the target's, when it has one: a fingerprint of model, dtype and layout.
         key: what to authenticate with, for a target that has keys; the target then has to prove that it has it too.
         key_file: where to read that key, instead of `key`: a file of one key that only its owner can read.
-        direct: direct modes to ask for, "load", "alloc" or "load,alloc"; `Client.features` says what was granted. A
-            session that has one carries its other requests in Python too: ask only where you use `mode="direct"`.
+        direct: direct modes to ask for: "load", "alloc", "load,alloc" or "none"; `Client.features` says what was
+            granted. A session that has one carries its other requests in Python too: ask only where you use
+            `mode="direct"`.
         timeout_s: default time limit of every call, in seconds.
         connect_timeout_s: time limit of connecting, in seconds.
         rnic: the RNIC to use, to share one between clients; None opens the best there is.
@@ -183,5 +183,5 @@ def _config(
         name=name,
         namespace=namespace.encode() if isinstance(namespace, str) else namespace,
         key=key if key_file is None else read_key(key_file),
-        direct=direct_features(direct),
+        direct=parse_direct(direct),
     )

@@ -27,12 +27,12 @@ from kbtp.limits import (
     KEY_SECRET_MIN_BYTES,
     TRUST_DOMAIN_MAX_BYTES,
 )
-from kbtp.types import Feature
+from kbtp.types import DIRECT_MODES, Feature
 
 DEFAULT_DOMAIN = "default"
 """The trust domain of sessions that authenticated with no key, and of keys that name none (profile 3)."""
 
-DIRECT_MODES = {"load": Feature.DIRECT_LOAD, "alloc": Feature.DIRECT_ALLOC}
+_DIRECT_BY_NAME = {"load": Feature.DIRECT_LOAD, "alloc": Feature.DIRECT_ALLOC}
 _KEY_ID = re.compile(r"[0-9a-fA-F]{8}")
 _SECRET = re.compile(r"(?:[0-9a-fA-F]{2})+")
 _DOMAIN = re.compile(rf"[A-Za-z0-9._-]{{1,{TRUST_DOMAIN_MAX_BYTES}}}")
@@ -58,7 +58,7 @@ class Key:
             raise ApiMisuse(
                 f"trust domain {self.domain!r}: 1 to {TRUST_DOMAIN_MAX_BYTES} of A-Z a-z 0-9 . _ - expected"
             )
-        if self.direct & ~(Feature.DIRECT_LOAD | Feature.DIRECT_ALLOC):
+        if self.direct & ~DIRECT_MODES:
             raise ApiMisuse(f"direct modes {self.direct!r}: DIRECT_LOAD and DIRECT_ALLOC expected")
 
     @property
@@ -82,7 +82,7 @@ class Keys:
     def __post_init__(self) -> None:
         for key in self.keys:
             if key.key_id in self._by_id:
-                raise ApiMisuse(f"Key ID {key.name} is there twice")
+                raise ApiMisuse(f"Key ID {key.name} is there twice; give each key an ID of its own")
             self._by_id[key.key_id] = key
 
     def __len__(self) -> int:
@@ -101,14 +101,19 @@ class Keys:
 
 def parse_keys(text: str) -> Keys:
     """The keys in the text of a file. Raises `ApiMisuse` naming the line, and never what may be a secret."""
-    keys = []
+    keys: list[Key] = []
+    lines: dict[int, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         if words and not words[0].startswith("#"):
             try:
-                keys.append(_parse_key(words))
+                key = _parse_key(words)
             except ApiMisuse as error:
                 raise ApiMisuse(f"line {number}: {error}") from None
+            first = lines.setdefault(key.key_id, number)
+            if first != number:
+                raise ApiMisuse(f"line {number}: Key ID {key.name} is there twice, first on line {first}; remove one")
+            keys.append(key)
     return Keys(tuple(keys))
 
 
@@ -129,15 +134,18 @@ def _parse_key(words: list[str]) -> Key:
 
 
 def parse_direct(text: str) -> Feature:
-    """`none`, `load`, `alloc` or `load,alloc`. Raises `ApiMisuse`."""
+    """`load`, `alloc` or `load,alloc`; none of them for `none` and for nothing. Raises `ApiMisuse`."""
+    names = [name.strip() for name in text.split(",")] if isinstance(text, str) else []
+    if names in ([""], ["none"]):
+        return Feature.NONE
+    if not names or not all(name in _DIRECT_BY_NAME for name in names):
+        raise ApiMisuse(f"direct modes {text!r}: none, load, alloc or load,alloc expected")
     direct = Feature.NONE
-    for mode in [] if text == "none" else text.split(","):
-        if mode not in DIRECT_MODES:
-            raise ApiMisuse(f"direct modes {text!r}: none, load, alloc or load,alloc expected")
-        direct |= DIRECT_MODES[mode]
+    for name in names:
+        direct |= _DIRECT_BY_NAME[name]
     return direct
 
 
 def direct_text(direct: Feature) -> str:
     """The reverse of `parse_direct`."""
-    return ",".join(name for name, mode in DIRECT_MODES.items() if direct & mode) or "none"
+    return ",".join(name for name, mode in _DIRECT_BY_NAME.items() if direct & mode) or "none"

@@ -139,6 +139,7 @@ CACHE_RECORD_MAX_BLOCKS = 1 << 20  # of one value
 CACHE_COPIES_MAX = 16
 CACHE_TIMEOUT_S = 5.0  # for each batch of a target's and each step of the index's
 CACHE_CONNECT_TIMEOUT_S = 2.0
+CACHE_TIMEOUT_MAX_S = 86400.0  # of either of them
 CACHE_BACKOFF_MIN_S = 0.5  # until a target or index that is not there is tried again, doubled each time
 CACHE_BACKOFF_MAX_S = 30.0
 CACHE_TARGETS_REFRESH_S = 5.0  # age at which the list of targets is read again

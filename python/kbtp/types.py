@@ -85,6 +85,10 @@ class Feature(IntFlag):
     INVALIDATE = 0x10
 
 
+DIRECT_MODES = Feature.DIRECT_LOAD | Feature.DIRECT_ALLOC
+"""Draft 6.6: the direct modes there are."""
+
+
 class OptionType(IntEnum):
     """Profile 2: option types of HELLO and HELLO_ACK."""
 

@@ -145,12 +145,27 @@ def test_no_partition_where_no_gap_is_long_enough(a_store: NewStore) -> None:
         opened(store, holder, 1)
     store.close_partition("B")
     assert store.open_partition("D", 2) is None  # two blocks are left, not side by side
+    assert store.largest_partition == 1
     assert store.quotas.quota("D") == 0
     assert opened(store, "D", 1).first == block(2)
 
 
+def test_no_memory_for_a_ring_is_no_room_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(_length: int) -> bytearray:
+        raise MemoryError
+
+    store = python_store(direct=2)
+    with monkeypatch.context() as patched:
+        patched.setattr("kbtp.blocks.partition.bytearray", no_memory, raising=False)
+        assert store.open_partition("direct", 2) is None
+    assert store.quotas.grant("direct", 1) == 1
+    assert opened(store, blocks=2).free_count == 2
+
+
 def test_without_blocks_set_aside_there_is_no_partition(a_store: NewStore) -> None:
-    assert a_store(direct=0).open_partition("direct", 1) is None
+    store = a_store(direct=0)
+    assert store.open_partition("direct", 1) is None
+    assert store.largest_partition == 0
 
 
 def test_the_quota_is_the_partition_and_takes_nothing_from_the_others(a_store: NewStore) -> None:
@@ -464,7 +479,8 @@ class Tickets(RuleBasedStateMachine):
         handle = self.unused_handle()
         bound = self.store.bind_ticket(handle, "direct", ticket, block_offset or block(1), 0, seal=True)
         if block_offset is None:
-            assert bound is Status.TICKET_MISMATCH
+            full = self.usage() >= self.BLOCKS  # and a ticket without its block does not count as the BIND's own
+            assert bound is (Status.NO_SPACE if full else Status.TICKET_MISMATCH)
             return
         assert isinstance(bound, Entry)
         assert bound.block_offset == block_offset

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -164,6 +165,15 @@ def test_an_initiators_file_is_not_left_where_its_key_was_not_added(run: Run, ke
     assert status == 2
     assert "chmod 600 it" in err
     assert not client.exists()
+
+
+def test_nor_where_that_was_interrupted(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["kbtp.cli.keys"], "add_key", interrupt)
+    assert run("keys", "new", "--client", tmp_path / "new.key", tmp_path / "target.keys")[0] == 130
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- serve, stat, bench ---

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,12 +41,37 @@ def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path, verb: str) -> Non
     path.write_text("-- mine\n")
     result = run(verb, "--folder", str(tmp_path))
     assert (result.exit_code, path.read_text()) == (2, "-- mine\n")
-    assert "something else" in result.output
+    assert "is not the dissector" in result.output
+    assert "--folder" in result.output
+
+
+@pytest.mark.parametrize("verb", ["install", "remove"])
+def test_what_cannot_be_read_is_left_alone(tmp_path: Path, verb: str) -> None:
+    path = tmp_path / "kbtp.lua"
+    path.mkdir()
+    result = run(verb, "--folder", str(tmp_path))
+    assert (result.exit_code, result.output) == (2, f"Error: {path}: Is a directory\n")
+
+
+def test_what_may_not_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unlink(_path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    run("install", "--folder", str(tmp_path))
+    monkeypatch.setattr(Path, "unlink", unlink)
+    result = run("remove", "--folder", str(tmp_path))
+    assert (result.exit_code, result.output) == (2, f"Error: {tmp_path / 'kbtp.lua'}: Permission denied\n")
+
+
+def test_json_says_where(tmp_path: Path) -> None:
+    for verb in ("install", "remove"):
+        assert json.loads(run(verb, "--folder", str(tmp_path), "--json").output) == {"path": str(tmp_path / "kbtp.lua")}
 
 
 def test_what_is_not_there_cannot_be_removed(tmp_path: Path) -> None:
     result = run("remove", "--folder", str(tmp_path))
-    assert (result.exit_code, result.output) == (1, f"Error: {tmp_path / 'kbtp.lua'} is not there\n")
+    assert result.exit_code == 1
+    assert result.output.startswith(f"Error: {tmp_path / 'kbtp.lua'} is not there; ")
 
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
@@ -57,6 +85,22 @@ def test_tshark_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     tshark.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert run("install", "--print").output == f"{tmp_path}/lua/kbtp.lua\n"
+
+
+@pytest.mark.parametrize("script", ["#!/bin/sh\nexec sleep 60\n", "#!/no/such/program\n"], ids=["hangs", "broken"])
+@pytest.mark.parametrize("verb", ["install", "remove"])
+def test_a_tshark_that_does_not_say_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, script: str
+) -> None:
+    tshark = tmp_path / "tshark"
+    tshark.write_text(script)
+    tshark.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(sys.modules["kbtp.cli.wireshark"], "_ASK_TIMEOUT_S", 0.1)
+    result = run(verb)
+    assert result.exit_code == 2
+    assert result.output.startswith(f"Error: {tshark} does not say ")
+    assert "--folder" in result.output
 
 
 def test_without_tshark_it_is_the_usual_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,8 @@ class ModelTarget:
         self.back: deque[Any] = deque()
         self.ord_ = ord_
         self.ended = False
+        self.revoked_at_post: list[Region] = []
+        """What another thread revokes just before it is posted."""
         self.now_s = 50.0
         self.rnic = ModelRnic()
         self.session = InitiatorSession(InitiatorConfig(direct=self.ack.granted_features & ~Feature(0x19)), self.ack)
@@ -108,6 +110,14 @@ class ModelTarget:
     def post(self, requests: list[Any]) -> None:
         if self.ended:
             raise ConnectionLost("the stream has ended")
+        for request in requests:  # all or none
+            for region in [request.sink.region] if isinstance(request, RdmaRead) else _sources(request):
+                if region in self.revoked_at_post:
+                    region.revoke()
+                if not region.valid:
+                    raise ApiMisuse("the region is revoked")
+            if isinstance(request, RdmaRead) and request.sink.region.view.readonly:
+                raise ApiMisuse("the sink must be writable memory")
         self.wire += requests
         reading = [one for one in (*self.wire, *self.back) if isinstance(one, RdmaRead | FetchAdd | WorkCompletion)]
         assert len(reading) <= self.ord_, "more reads and atomics than the stream may have outstanding"
@@ -123,6 +133,7 @@ class ModelTarget:
                 self.back.append((add, self._fetch_add(add)))
             case RdmaWrite() as write:
                 self._write(write)
+                self.back.append(write)
             case Send() as send:
                 self._request(parse_request(send.inline))
 
@@ -137,6 +148,8 @@ class ModelTarget:
             case (FetchAdd() as add, int() as value):
                 done = WorkCompletion(self, add.wr_id, WcOpcode.ATOMIC, WcStatus.SUCCESS, value=value)  # type: ignore[arg-type]
                 self.carrier.completed(done)
+            case RdmaWrite() as write:
+                self.carrier.completed(WorkCompletion(self, write.wr_id, WcOpcode.RDMA_WRITE, WcStatus.SUCCESS))  # type: ignore[arg-type]
         self.pass_time(0.0001)
 
     def pass_time(self, seconds: float) -> None:
@@ -215,12 +228,17 @@ class ModelTarget:
         return Status.SUCCESS, entry.data_length, entry.block_offset
 
     def _alloc_store(self, request: Any) -> tuple[Status, int, int]:
+        length = request.data.length
+        if not 0 <= request.handle - self.ack.first_handle < self.ack.handle_count:
+            return Status.HANDLE_OUT_OF_RANGE, 0, 0
         if self.table.read(request.handle).valid:
             return Status.ALREADY_BOUND, 0, 0
-        block_offset = self.ring.allocate()
+        if length > self.ack.block_size:
+            return Status.LENGTH_ERROR, 0, 0
+        full = len(self.mine) + len(self.taken) >= self.ack.allocation_quota
+        block_offset = None if full else self.ring.allocate()
         if block_offset is None:
             return Status.NO_SPACE, 0, 0
-        length = request.data.length
         self.pool.view(block_offset, length)[:] = request.inline_data
         return self._bound(request, block_offset, length)
 
@@ -263,6 +281,10 @@ class ModelTarget:
         octets = contents(handle, bound.generation)
         self.pool.view(block(number), len(octets))[:] = octets
         self.table.update(handle, len(octets), True)
+
+
+def _sources(request: Any) -> list[Any]:
+    return [piece.region for piece in request.sges] if isinstance(request, RdmaWrite | Send) else []
 
 
 def contents(handle: int, generation: int) -> bytes:

@@ -150,6 +150,7 @@ def pool_octets(number: int, length: int) -> bytes:
     ("direct", "asked"),
     [
         ("", Feature.NONE),
+        ("none", Feature.NONE),
         ("load", Feature.DIRECT_LOAD),
         ("alloc", Feature.DIRECT_ALLOC | Feature.MASKED_ATOMICS),
         (" alloc, load", ALL_DIRECT),
@@ -167,9 +168,9 @@ def test_hello_asks_for_what_was_asked_for(
     client.close()
 
 
-@pytest.mark.parametrize("direct", ["store", "load;alloc", "loadalloc"])
-def test_a_direct_mode_that_there_is_not(direct: str) -> None:
-    with pytest.raises(ApiMisuse, match="expected load, alloc or load,alloc"):
+@pytest.mark.parametrize("direct", ["store", "load;alloc", "loadalloc", None])
+def test_a_direct_mode_that_there_is_not(direct: Any) -> None:
+    with pytest.raises(ApiMisuse, match="load, alloc or load,alloc expected"):
         kbtp.connect("kbtp://127.0.0.1", direct=direct)
 
 

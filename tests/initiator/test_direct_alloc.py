@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kbtp.blocks.counter import MaskedCounter, UnmaskedCounter
-from kbtp.errors import ConnectionLost, PeerMisbehaved
+from kbtp.errors import ApiMisuse, PeerMisbehaved, TicketAbandoned
 from kbtp.initiator.direct import (
     BindSpare,
     BindTaken,
@@ -145,15 +145,12 @@ def test_a_ticket_runs_out_counted_from_before_its_fetch_add() -> None:
 
 
 @pytest.mark.parametrize(
-    ("handle", "length", "status"),
-    [
-        (TABLE_BASE + 8, 100, Status.HANDLE_OUT_OF_RANGE),
-        (TABLE_BASE - 1, BLOCK_BYTES + 1, Status.HANDLE_OUT_OF_RANGE),
-        (TABLE_BASE, BLOCK_BYTES + 1, Status.LENGTH_ERROR),
-    ],
+    ("handle", "length"),
+    [(TABLE_BASE + 8, 100), (TABLE_BASE - 1, BLOCK_BYTES + 1), (TABLE_BASE, BLOCK_BYTES + 1), (None, BLOCK_BYTES + 1)],
 )
-def test_what_is_known_to_be_refused_takes_no_ticket(handle: int, length: int, status: Status) -> None:
-    assert begun(handle, length)[1] == Ended(Result(status, handle))
+def test_what_is_known_to_be_refused_takes_no_ticket(handle: int | None, length: int) -> None:
+    """ALLOC_STORE says with what: the order of checks (profile 1) is the target's."""
+    assert begun(handle, length)[1] == UseRequest()
 
 
 # --- BIND --------------------------------------------------------------------------------------
@@ -186,8 +183,16 @@ def test_an_abandoned_ticket_ends_direct_allocation_but_not_the_operation() -> N
 
 def test_a_bind_that_could_not_be_sent_in_time_is_left_to_alloc_store() -> None:
     alloc = with_ticket()
-    unsent = Result(None, error=ConnectionLost("too late"))
+    unsent = Result(None, error=TicketAbandoned("too late"))
     assert alloc.answered(unsent, TAKEN) == UseRequest(direct_alloc_is_over=True)
+
+
+def test_a_bind_whose_data_is_lost_gives_its_ticket_back() -> None:
+    alloc = with_ticket()
+    unsent = Result(None, error=ApiMisuse("the region is revoked"))
+    assert alloc.answered(unsent, TAKEN) == BindSpare(TAKEN)
+    assert alloc.answered(Result(Status.SUCCESS, TABLE_BASE + 1, 7), TAKEN) == FreeSpare(TABLE_BASE + 1, 7)
+    assert alloc.freed() == Ended(unsent)
 
 
 def test_a_ticket_that_the_target_does_not_know_is_told() -> None:

@@ -13,7 +13,7 @@ from kbtp.errors import ApiMisuse, ConnectionLost, PeerMisbehaved
 from kbtp.initiator.batches import Batch, Results, alloc_store_batch, free_batch, load_batch
 from kbtp.limits import DIRECT_LOAD_TRIES_MAX
 from kbtp.types import BlockRef, EntryFlag, Feature, Status
-from kbtp.verbs.api import Access, FetchAdd, RdmaRead
+from kbtp.verbs.api import Access, FetchAdd, RdmaRead, RdmaWrite
 from kbtp.verbs.buffers import buffer_of
 from kbtp.wire import AllocStore, Bind, Completion, Free, Load
 from tests.initiator.direct_acks import BLOCK_BYTES, TABLE_BASE, TICKET_TIMEOUT_S, block
@@ -44,6 +44,12 @@ def direct_alloc(data: list[Any], handles: list[int] | None = None, seal: bool =
 
 def sent(target: ModelTarget, kind: type) -> list[Any]:
     return [request for request in target.requests if isinstance(request, kind)]
+
+
+def until_posted(target: ModelTarget, kind: Callable[[Any], bool]) -> None:
+    """Go on until something of this kind is the next that the target sees."""
+    while not (target.wire and kind(target.wire[0])):
+        (target.execute if target.wire else target.deliver)()
 
 
 # --- loads -------------------------------------------------------------------------------------
@@ -199,14 +205,24 @@ def test_as_many_allocations_as_the_quota_and_no_ticket_more() -> None:
 
 def test_one_bad_allocation_of_a_batch_takes_no_ticket() -> None:
     target = ModelTarget()
-    data = [b"good", object(), b"x" * (BLOCK_BYTES + 1), b"good", b"good"]
-    handles = [TABLE_BASE, TABLE_BASE + 1, TABLE_BASE + 2, TABLE_BASE + 40, TABLE_BASE + 3]
+    target.table.bind(TABLE_BASE + 4, block(0), 0, True)
+    too_long = b"x" * (BLOCK_BYTES + 1)
+    data = [b"good", object(), too_long, b"good", too_long, b"good"]
+    handles = [TABLE_BASE, TABLE_BASE + 1, TABLE_BASE + 2, TABLE_BASE + 40, TABLE_BASE + 4, TABLE_BASE + 3]
     results = run(target, direct_alloc(data, handles))
     assert [result.status for result in results] == [
-        Status.SUCCESS, None, Status.LENGTH_ERROR, Status.HANDLE_OUT_OF_RANGE, Status.SUCCESS,
+        Status.SUCCESS, None, Status.LENGTH_ERROR, Status.HANDLE_OUT_OF_RANGE, Status.ALREADY_BOUND, Status.SUCCESS,
     ]  # fmt: skip
     assert isinstance(results[1].error, ApiMisuse)
-    assert len(target.requests) == 2
+    assert (len(sent(target, Bind)), len(sent(target, AllocStore))) == (2, 3)
+
+
+def test_beyond_the_quota_the_first_check_that_fails_names_the_status() -> None:
+    target = ModelTarget()
+    run(target, direct_alloc([b"x"] * 4)).raise_for_status()
+    results = run(target, direct_alloc([b"y"] * 3, [TABLE_BASE + 40, TABLE_BASE, TABLE_BASE + 6]))
+    assert results.statuses.tolist() == [Status.HANDLE_OUT_OF_RANGE, Status.ALREADY_BOUND, Status.NO_SPACE]
+    assert len(sent(target, Bind)) == 4
 
 
 def test_no_handle_left_takes_no_ticket() -> None:
@@ -292,17 +308,45 @@ def test_no_ticket_is_waited_for_while_an_older_one_is_not_bound() -> None:
     assert batch.results.ok
 
 
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_bind_answered_before_its_write_has_left_ends_nothing(refused: bool) -> None:
+    """The memory is the caller's again once an operation has ended, so nothing may leave it after that."""
+    target = ModelTarget()
+    if refused:
+        target.refusals.append(Status.TICKET_MISMATCH)
+    batch = begin(target, direct_alloc([bytearray(b"x" * 100)]))
+    until_posted(target, lambda post: isinstance(post, RdmaWrite))
+    (piece,) = target.wire[0].sges
+    target.wire.rotate(-1)
+    target.execute()
+    target.deliver()
+    assert batch.results is None
+    assert piece.region.valid
+    target.settle()
+    assert batch.results is not None
+    assert batch.results[0].status is (Status.TICKET_MISMATCH if refused else Status.SUCCESS)
+    assert not piece.region.valid
+
+
+def test_the_ends_of_write_and_bind_come_in_either_order() -> None:
+    """Nothing orders completions of the send queue with those of the receive queue."""
+    target = ModelTarget()
+    batch = begin(target, direct_alloc([b"x"]))
+    until_posted(target, lambda post: isinstance(post, RdmaWrite))
+    target.execute()
+    target.execute()
+    target.back.rotate(1)
+    target.settle()
+    assert batch.results is not None
+    assert batch.results.ok
+    assert run(target, direct_alloc([b"y"])).ok
+
+
 # --- tickets that run out ----------------------------------------------------------------------
 
 
 def out_of_time(target: ModelTarget) -> None:
     target.pass_time(TICKET_TIMEOUT_S)
-
-
-def until_posted(target: ModelTarget, kind: Callable[[Any], bool]) -> None:
-    """Go on until something of this kind is the next that the target sees."""
-    while not (target.wire and kind(target.wire[0])):
-        (target.execute if target.wire else target.deliver)()
 
 
 @pytest.mark.parametrize("stage", ["FetchAdd", "slot", "waiting"])
@@ -414,6 +458,57 @@ def test_a_region_that_its_caller_revokes_meanwhile_is_not_used() -> None:
     assert batch.results is not None
     assert batch.results.ok
     assert len(target.written) == 1
+
+
+def registered(target: ModelTarget, memory: Any) -> Any:
+    region = target.rnic.register(memory, Access.NONE)
+    target.carrier.add_region(region, buffer_of(memory))  # type: ignore[arg-type]
+    return region
+
+
+def test_a_load_does_not_go_through_a_read_only_view_of_its_memory() -> None:
+    target = ModelTarget()
+    target.rebind(OTHERS, 0)
+    memory = bytearray(400)
+    registered(target, memoryview(memory).toreadonly())
+    (result,) = run(target, direct_load([OTHERS], [memory]))
+    assert result.ok
+    assert memory[: result.length_bytes] == contents(OTHERS, 2)
+    regions = len(target.rnic.regions)
+    assert run(target, direct_alloc([memory])).ok
+    assert len(target.rnic.regions) == regions, "to write from it, it is used in place"
+
+
+def test_a_region_that_is_revoked_at_the_last_moment_is_misuse_of_its_load_alone() -> None:
+    """By another thread of the caller's, between the check and the post. With an ORD of 1, others wait for it."""
+    for ord_ in (1, 4):
+        target = ModelTarget(ord_=ord_)
+        for number in range(3):
+            target.rebind(OTHERS + number, number)
+        buffers = [bytearray(400) for _ in range(3)]
+        target.revoked_at_post.append(registered(target, buffers[1]))
+        results = run(target, direct_load([OTHERS, OTHERS + 1, OTHERS + 2], buffers))
+        assert [result.ok for result in results] == [True, False, True]
+        assert isinstance(results[1].error, ApiMisuse)
+        assert run(target, direct_load([OTHERS] * 8, [bytearray(400) for _ in range(8)])).ok
+
+
+def test_a_region_that_is_revoked_at_the_last_moment_is_misuse_of_its_allocation_alone() -> None:
+    """Its ticket is given back; what goes out together with its BIND does go out."""
+    target = ModelTarget()
+    data = [bytes([number]) * 90 for number in range(3)]
+    target.revoked_at_post.append(registered(target, memory := bytearray(data[1])))
+    results = run(target, direct_alloc([data[0], memory, data[2]]))
+    assert [result.ok for result in results] == [True, False, True]
+    assert isinstance(results[1].error, ApiMisuse)
+    for result, octets in zip(results, data, strict=True):
+        if result.ok:
+            assert bytes(target.pool.view(result.block_offset, 90)) == octets
+    assert [type(request) for request in target.requests] == [Bind, Bind, Bind, Free]
+    assert not target.taken
+    target.publish()
+    assert run(target, direct_alloc([b"x"] * 2)).ok
+    assert not target.session.direct_alloc_is_over
 
 
 def test_what_is_given_to_a_stream_that_has_ended_ends_with_it() -> None:

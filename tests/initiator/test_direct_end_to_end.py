@@ -80,6 +80,19 @@ def test_blocks_of_others_are_loaded_directly(target: Any, connect: Connect) -> 
     assert buffers == data
 
 
+def test_memory_registered_read_only_is_loaded_into_all_the_same(target: Any, connect: Connect) -> None:
+    """A registration only makes it faster: loads go through another one, stores use it."""
+    client = connect(target.url, direct="load,alloc")
+    memory = bytearray(octets(1, 5000))
+    client.register(memoryview(memory).toreadonly())
+    for mode in ("request", "direct"):
+        mine, other = client.alloc_store(memory, mode=mode), client.alloc_store(octets(2, 5000), mode=mode)
+        assert client.load(other, into=memory, mode=mode) == 5000
+        assert memory == octets(2, 5000)
+        assert client.load(mine, into=memory, mode=mode) == 5000
+        assert memory == octets(1, 5000)
+
+
 def test_refusals_are_those_of_load(target: Any, connect: Connect) -> None:
     client = connect(target.url, direct="load,alloc")
     block = client.alloc_store(octets(1, 300), seal=False, mode="direct")
@@ -105,6 +118,29 @@ def test_refusals_are_those_of_load(target: Any, connect: Connect) -> None:
     assert [result.status for result in results] == [
         Status.SUCCESS, Status.GENERATION_MISMATCH, Status.LENGTH_ERROR,
     ]  # fmt: skip
+
+
+def test_refusals_of_an_allocation_are_those_of_alloc_store(target: Any, connect: Connect) -> None:
+    """Profile 1: the first check that fails names the status."""
+    client = connect(target.url, direct="load,alloc")
+    bound, outside = client.alloc_store(b"x").handle, connect(target.url).alloc_store(b"x").handle
+    spare, too_long = client.terms.first_handle + client.terms.handle_count - 1, bytes(BLOCK_BYTES + 1)
+    cases: list[tuple[int, bytes, type[Exception]]] = [
+        (outside, too_long, HandleOutOfRange),
+        (bound, too_long, AlreadyBound),
+        (spare, too_long, LengthError),
+        (bound, b"y", AlreadyBound),
+    ]
+    for handle, data, refusal in cases:
+        for mode in ("request", "direct"):
+            with pytest.raises(refusal):
+                client.alloc_store(data, handle=handle, mode=mode)
+    client.alloc_store_many([b"y"] * 3).raise_for_status()
+    for handle, data, refusal in [*cases, (spare, b"y", NoSpace)]:
+        for mode in ("request", "direct"):
+            with pytest.raises(refusal):
+                client.alloc_store(data, handle=handle, mode=mode)
+    assert client.features & Feature.DIRECT_ALLOC
 
 
 def test_a_refused_bind_costs_nothing(target: Any, connect: Connect) -> None:

@@ -56,7 +56,7 @@ def only(batch: Batch) -> Operation:
         (Status.LENGTH_ERROR, errors.LengthError, "longer than"),
         (Status.NO_SPACE, errors.NoSpace, "quota is used up"),
         (Status.TICKET_ABANDONED, errors.TicketAbandoned, "refused by the target"),
-        (Status.TICKET_MISMATCH, errors.TicketMismatch, "refused by the target"),
+        (Status.TICKET_MISMATCH, errors.TicketMismatch, "nothing was stored; store again"),
         (Status.MALFORMED, errors.Malformed, "refused by the target"),
         (Status.UNSUPPORTED, errors.Unsupported, "does not offer"),
         (Status.ACCESS_DENIED, errors.AccessDenied, "refused"),

@@ -5,6 +5,7 @@ What it has in common with `kbtp.blocks.BlockStore` is tested in tests/blocks.
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ import pytest
 
 from kbtp.blocks import BlockStore, Entry
 from kbtp.errors import ApiMisuse
+from kbtp.rnic import native_partitions
 from kbtp.rnic.native import NativeRnic
 from kbtp.rnic.native_store import NativeBlockStore
 from kbtp.types import EntryFlag
@@ -199,3 +201,44 @@ def test_a_holder_whose_partition_was_closed_is_forgotten() -> None:
         store.close_partition("direct")
         assert store.quotas.quota("direct") == 0
     assert store.quotas.grant("direct", 9) == 1
+
+
+def no_memory(_length_bytes: int) -> memoryview:
+    raise OSError(errno.ENOMEM, "no memory")
+
+
+def test_no_memory_for_a_ring_is_no_room_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = a_store(**DIRECT)
+    store.quotas.grant("has a quota", 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(native_partitions, "zeroed", no_memory)
+        assert store.open_partition("direct", 2) is store.open_partition("has a quota", 2) is None
+    assert (store.free_blocks, store.quotas.quota("has a quota")) == (3, 1)
+    store.quotas.release("has a quota")
+    assert store.quotas.grant("direct", 1) == 1
+    assert store.open_partition("direct", 2) is not None
+
+
+def test_a_partition_that_is_refused_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = a_store(**DIRECT)
+    with monkeypatch.context() as patched:
+        patched.setattr(native_partitions, "zeroed", lambda _length_bytes: memoryview(bytearray(8)))
+        with pytest.raises(ApiMisuse, match="slots"):
+            store.open_partition("direct", 2)
+    assert store.free_blocks == 3
+    assert store.quotas.grant("direct", 1) == 1
+    assert store.open_partition("direct", 2) is not None
+
+
+@pytest.mark.parametrize(
+    ("slots", "head", "words"),
+    [
+        (object(), bytearray(8), "ring slots: a buffer of words expected"),
+        (bytearray(32), object(), "Head: a buffer of words expected"),
+        (bytearray(12), bytearray(8), "ring slots: writable words"),
+        (bytearray(32), bytes(8), "Head: writable words"),
+    ],
+)
+def test_memory_that_is_no_words_is_refused_by_name(slots: object, head: object, words: str) -> None:
+    with pytest.raises(ApiMisuse, match=words):
+        a_store(**DIRECT).native.open_partition(0, 1, 2, slots, head)  # type: ignore[arg-type]

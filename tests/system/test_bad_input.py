@@ -469,18 +469,22 @@ import kbtp
 with kbtp.connect(sys.argv[1], quota=4, name="victim") as client:
     blocks = [client.alloc_store(bytes(8 << 20)) for _ in range(4)]
     print("working", flush=True)
-    buffer = bytearray(8 << 20)
+    buffers = [bytearray(8 << 20) for _ in range(16)]
     while True:
-        for block in blocks:
-            client.load(block, into=buffer)
+        client.load_many(blocks * 4, into=buffers)
 """
+
+# 88 MiB at least are still to be sent then: more than the sockets of both sides hold, so that the target cannot finish
+# them while the victim stands still.
+MANY_OUTSTANDING = 12
 
 
 def stopped_in_the_middle(server: Any, victim: subprocess.Popen[bytes]) -> bool:
-    """Stop it where it is. True if a request of it is outstanding, and so will be lost; else it goes on."""
+    """Stop it where it is. True if so many requests of it are outstanding that some will be lost; else it goes on."""
     victim.send_signal(signal.SIGSTOP)
     os.waitpid(victim.pid, os.WUNTRACED)
-    if any(one.name == "victim" and server.outstanding_of(one) for one in list(server.target.sessions)):
+    sessions = list(server.target.sessions)
+    if any(one.name == "victim" and server.outstanding_of(one) >= MANY_OUTSTANDING for one in sessions):
         return True
     victim.send_signal(signal.SIGCONT)
     return False

@@ -156,7 +156,8 @@ class Peer:
     # --- what the target does ---
 
     def perform(self, action: Action) -> None:
-        assert self.end_action is None, f"{action} after {self.end_action}"
+        ends_at_once = isinstance(action, Terminate | Abort) and isinstance(self.end_action, Disconnect)
+        assert self.end_action is None or ends_at_once, f"{action} after {self.end_action}"
         if isinstance(action, Recv):
             slot = action.sge.region.view[action.sge.offset : action.sge.offset + action.sge.length]
             slot[:] = bytes([POISON]) * len(slot)  # whoever still needs what was in it loses

@@ -298,6 +298,17 @@ def test_new_keys_are_known_and_old_ones_are_not(new_world: NewWorld) -> None:
     assert world.open().hello(key=B).status == Status.ACCESS_DENIED
 
 
+def test_a_key_that_is_gone_ends_a_session_that_is_ending_in_order(new_world: NewWorld) -> None:
+    """It may be sending for as long as its peer reads."""
+    world = new_world(keys=Keys((A, B)))
+    goes = world.connect(key=B)
+    goes.hello(key=B)
+    assert isinstance(goes.end_action, Disconnect)
+    world.target.replace_keys(Keys((A, A_TOO)))
+    world.perform()
+    assert isinstance(goes.end_action, Abort)
+
+
 @pytest.mark.parametrize("change", [{"secret": bytes(32)}, {"domain": "b"}, {"direct": Feature.DIRECT_LOAD}])
 def test_a_key_that_is_another_one_under_the_same_id_is_gone(new_world: NewWorld, change: dict[str, Any]) -> None:
     world = new_world(keys=KEYS)

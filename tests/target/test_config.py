@@ -109,6 +109,9 @@ def test_blocks_of_several_trust_domains_are_cleared(domains: str, one: bool, cl
 def test_shares_derived_from_the_pool() -> None:
     assert TargetConfig(pool_blocks=4).default_quota == 1
     assert TargetConfig(pool_blocks=64, quota=7).default_quota == 7
+    for blocks, quota in ((3, 3), (32, 7)):
+        config = TargetConfig(pool_blocks=64, quota=7, direct=Feature.DIRECT_ALLOC, direct_blocks=blocks)
+        assert (config.default_quota, config.default_direct_quota) == (7, quota)
     assert TargetConfig(pool_blocks=64, max_quota=9).quota_cap == 9
     assert TargetConfig(pool_blocks=4).handle_count == limits.DEFAULT_TABLE_HANDLES
     assert TargetConfig(pool_blocks=1 << 20).handle_count == limits.DEFAULT_TABLE_HANDLES_PER_BLOCK << 20

@@ -192,6 +192,35 @@ def test_an_initiator_without_a_partition_is_an_ordinary_one(new_world_of_any_st
     assert refused.hello(requested_features=ALLOC | MASKED, requested_quota=1).status == Status.NO_SPACE
 
 
+@pytest.mark.parametrize("requested", [0, 4, 7])
+def test_what_is_left_set_aside_is_granted_where_the_shared_ring_has_nothing_left(
+    new_world_of_any_store: Callable[..., Any], requested: int
+) -> None:
+    """Profile 8.4: of the quota as much as there is, and NO_SPACE only where there is nothing."""
+    world = direct_world(new_world_of_any_store, quota=4)
+    one = world.connect(requested_features=ALLOC | MASKED, requested_quota=1)
+    world.connect(requested_quota=4)
+    peer = world.connect(requested_features=ALLOC | MASKED, requested_quota=requested)
+    assert granted(peer) & Feature.DIRECT_ALLOC
+    assert peer.ack.allocation_quota == 3
+    assert [peer.take_block()[1] for _ in range(3)] == [world.config.pool_base + n * BLOCK for n in (5, 6, 7)]
+    nothing = world.open()
+    assert nothing.hello(requested_features=ALLOC | MASKED, requested_quota=1).status == Status.NO_SPACE
+    ordinary = world.open()
+    assert ordinary.hello(requested_quota=1).status == Status.NO_SPACE
+    end(one)
+    assert world.connect(requested_features=ALLOC | MASKED, requested_quota=2).ack.allocation_quota == 1
+
+
+def test_the_default_is_no_more_than_is_set_aside(new_world_of_any_store: Callable[..., Any]) -> None:
+    """Else nobody who asks for no particular quota would get a partition."""
+    world = direct_world(new_world_of_any_store, pool_blocks=12, quota=6)
+    peer = world.connect(requested_features=ALLOC | MASKED)
+    assert granted(peer) & Feature.DIRECT_ALLOC
+    assert peer.ack.allocation_quota == 4
+    assert world.connect(requested_features=ALLOC | MASKED).ack.allocation_quota == 6
+
+
 def test_zero_quota_asks_for_the_default(new_world_of_any_store: Callable[..., Any]) -> None:
     world = direct_world(new_world_of_any_store, quota=2)
     peer = world.connect(requested_features=ALLOC | MASKED)

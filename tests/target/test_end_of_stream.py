@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kbtp.target.actions import Disconnect
+from kbtp.target.actions import Abort, Disconnect
 from kbtp.types import HelloAckFlag, Status
 
 ALICE = bytes(range(1, 17))
@@ -166,6 +166,38 @@ def test_drain_of_an_aborted_session_says_no_more(world: Any) -> None:
     world.perform()
     assert peer.end_action is not None
     assert peer.end_action.why == "a fault of ours"
+
+
+def test_a_read_that_is_not_answered_while_the_stream_ends_in_order(world: Any) -> None:
+    """Profile 8.8 holds to the end of the stream."""
+    peer = world.connect()
+    peer.alloc_store(peer.handle(), OLD)
+    peer.hello()
+    assert isinstance(peer.end_action, Disconnect)
+    assert world.target.next_deadline_s() == world.now_s + 5
+    world.advance(5)
+    assert isinstance(peer.end_action, Abort)
+    assert "an RDMA Read was not answered" in peer.end_action.why
+    assert world.target.next_deadline_s() == math.inf
+
+
+def test_a_fault_at_a_deadline_ends_its_session_and_no_other(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad, late = world.connect(), world.open()
+    with monkeypatch.context() as patched:
+        patched.setattr(bad.session, "tick", lambda _: 1 / 0)
+        world.advance(5)
+    assert isinstance(bad.end_action, Abort)
+    assert isinstance(bad.end_action.error, ZeroDivisionError)
+    assert isinstance(late.end_action, Abort)
+    assert "no HELLO" in late.end_action.why
+
+
+def test_a_refused_hello_has_come_in_time(world: Any) -> None:
+    world.connect(initiator_id=ALICE)
+    peer = world.open()
+    assert peer.hello(initiator_id=ALICE).status == Status.ACCESS_DENIED
+    world.advance(5)
+    assert isinstance(peer.end_action, Disconnect)
 
 
 def test_nothing_starts_once_the_stream_is_being_flushed(world: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kbtp.target.actions import Abort
+from kbtp.target.actions import Abort, Disconnect
 from kbtp.types import Status
 
 BLOCK = 512
@@ -154,6 +154,19 @@ def test_a_reader_that_does_not_drain_has_its_stream_ended(world: Any, owner_and
     assert owner.status(free) is Status.SUCCESS
     assert owner.end_action is None
     assert world.target.next_deadline_s() == math.inf
+
+
+def test_a_reader_that_is_ending_in_order_must_drain_too(world: Any, owner_and_reader: tuple[Any, Any, int]) -> None:
+    """It lets go of its pins no sooner than its peer reads."""
+    owner, reader, _ = owner_and_reader
+    free = owner.free(owner.handle())
+    assert reader.hello().status == Status.NO_SESSION
+    assert isinstance(reader.end_action, Disconnect)
+    world.advance(5)
+    assert isinstance(reader.end_action, Abort)
+    assert "a LOAD did not drain within 5 s" in reader.end_action.why
+    reader.end()
+    assert owner.status(free) is Status.SUCCESS
 
 
 def test_a_reader_that_drains_in_time_stays(world: Any, owner_and_reader: tuple[Any, Any, int]) -> None:

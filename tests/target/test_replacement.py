@@ -254,11 +254,27 @@ def test_one_that_is_ending_in_order_is_not_waited_for(world: Any) -> None:
     old = world.connect(key=A, initiator_id=ALICE)
     old.hello(key=A)
     assert isinstance(old.end_action, Disconnect)
-    old.end_action = None
     new = claim(world)
     check_replaced(old)
     old.end()
     assert new.ack.status == Status.SUCCESS
+
+
+def test_a_fault_in_the_new_session_ends_that_one(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found while the old one is ended, which is none of its fault."""
+    old = world.connect(key=A, initiator_id=ALICE)
+    old.bind(old.handle(), OLD)
+    new = claim(world)
+    with monkeypatch.context() as patched:
+        patched.setattr("kbtp.target.session.Sequences", lambda *_, **__: 1 / 0)
+        old.end()
+    assert isinstance(new.end_action, Abort)
+    assert isinstance(new.end_action.error, ZeroDivisionError)
+    assert new.acks == []
+    new.end()
+    back = world.connect(key=A, initiator_id=ALICE)
+    assert back.ack.flags == HelloAckFlag.RESUMED
+    assert back.look(back.handle()) == OLD
 
 
 def test_without_keys_nobody_is_replaced(new_world: Callable[..., Any]) -> None:

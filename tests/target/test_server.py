@@ -20,12 +20,15 @@ from kbtp.address import Address
 from kbtp.errors import AccessDenied, ConnectionLost, PeerIncompatible
 from kbtp.initiator.batches import load_batch
 from kbtp.iwarp.mpa import ActiveStartup, MpaOptions, MpaRejected
+from kbtp.keys import Key, Keys
 from kbtp.rnic import open_rnic
+from kbtp.target.actions import Abort, Disconnect, Resolved, Terminate
 from kbtp.target.config import TargetConfig
 from kbtp.target.server import Server
 from kbtp.target.session import Session
 from kbtp.target.target import Target
-from kbtp.types import Feature
+from kbtp.types import Feature, TerminateCause
+from kbtp.verbs.api import Send
 from kbtp.wire import ConnectionData
 
 DEADLINE_S = 10.0
@@ -309,6 +312,52 @@ def test_a_wake_used_up_by_other_work_is_not_lost(serve: Serve) -> None:
     assert not server._thread.is_alive()
 
 
+# --- ending streams ---
+
+
+class StreamThatIsEnded:
+    """Tells how."""
+
+    def __init__(self) -> None:
+        self.how: list[object] = []
+
+    def post(self, requests: list[Send]) -> None:
+        self.how += [request.inline for request in requests]
+
+    def terminate(self, cause: TerminateCause) -> None:
+        self.how.append(cause)
+
+    def abort(self) -> None:
+        self.how.append("abort")
+
+    def disconnect(self) -> None:
+        self.how.append("disconnect")
+
+
+@pytest.mark.parametrize(
+    ("ends", "how", "why"),
+    [
+        ([Disconnect("refused")], "disconnect", "refused"),
+        ([Disconnect("refused"), Abort("replaced")], "abort", "replaced"),
+        ([Disconnect("refused"), Resolved(7), Abort("replaced")], "abort", "replaced"),
+        (
+            [Disconnect(), Terminate(TerminateCause.RDMAP_UNSPECIFIED, "Head")],
+            TerminateCause.RDMAP_UNSPECIFIED,
+            f"Head [{TerminateCause.RDMAP_UNSPECIFIED}]",
+        ),
+        ([Abort("replaced"), Abort("again")], "abort", "replaced"),
+    ],
+)
+def test_an_end_at_once_takes_the_place_of_one_in_order(serve: Serve, ends: list[Any], how: object, why: str) -> None:
+    """Both may be decided before the server gets to do either."""
+    server, _ = serve()
+    server.stop()
+    stream: Any = StreamThatIsEnded()
+    server._act(stream, [Send(0, b"HELLO_ACK"), *ends])
+    assert stream.how == [b"HELLO_ACK", how]
+    assert server._reasons == {stream: why}
+
+
 # --- faults of our own -------------------------------------------------------------------------
 
 
@@ -378,6 +427,29 @@ def test_an_error_while_a_session_is_ended_ends_no_other(
             break_for(monkeypatch, Target, "end_session", "bad")
         assert server.wait_until(lambda: any("internal error" in message for message in warnings(caplog)))
         assert good.load(good.alloc_store(b"g"), into=bytearray(1)) == 1
+
+
+def test_an_error_in_the_session_that_takes_another_s_place_ends_that_one(
+    serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = Key(1, bytes(32))
+    server, url = serve(keys=Keys((key,)))
+    old = kbtp.connect(url, key=key, initiator_id=bytes(range(16)), name="old")
+    real = Session._open
+
+    def broken(self: Session, granted: Any, admission: Any) -> None:
+        if admission.resumed:
+            raise ZeroDivisionError("a fault")
+        real(self, granted, admission)
+
+    monkeypatch.setattr(Session, "_open", broken)
+    with pytest.raises(ConnectionLost):
+        kbtp.connect(url, key=key, initiator_id=bytes(range(16)), name="new")
+    assert server.wait_until(lambda: not server.target.sessions)
+    assert [record.getMessage().split(": ")[1] for record in caplog.records if record.exc_info] == [
+        "internal error, the session is ended"
+    ]
+    old.close()
 
 
 def test_an_error_while_a_session_is_opened_refuses_that_one(

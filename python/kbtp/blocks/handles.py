@@ -48,6 +48,11 @@ class HandleRanges:
         """Handles in no range."""
         return sum(count for _, count in self._gaps)
 
+    @property
+    def longest_gap(self) -> int:
+        """Handles side by side in no range, at most."""
+        return max((count for _, count in self._gaps), default=0)
+
     def assign(self, wanted: int) -> HandleRange | None:
         """A range of `wanted` handles or, if no gap is that long, of the longest there is (profile 8.4).
 

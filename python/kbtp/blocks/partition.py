@@ -65,8 +65,39 @@ class RingPartition:
         return self.ring.read_slot(ticket)
 
 
+class Extents:
+    """Divides the last `direct_blocks` of a pool's blocks: a contiguous extent a holder, first fit.
+
+    Extents are of numbers within the pool.
+    """
+
+    def __init__(self, pool_blocks: int, direct_blocks: int) -> None:
+        self._ranges = HandleRanges(pool_blocks - direct_blocks, direct_blocks) if direct_blocks else None
+
+    @property
+    def free_count(self) -> int:
+        """Blocks in no extent."""
+        return self._ranges.free_count if self._ranges is not None else 0
+
+    @property
+    def longest(self) -> int:
+        """Blocks that `assign` could give."""
+        return self._ranges.longest_gap if self._ranges is not None else 0
+
+    def assign(self, blocks: int) -> HandleRange | None:
+        """So many blocks side by side, in nobody else's extent from now on; None where there are none."""
+        if self._ranges is None or blocks > self._ranges.longest_gap:
+            return None
+        return self._ranges.assign(blocks)
+
+    def release(self, extent: HandleRange) -> None:
+        """Give back what `assign` returned."""
+        assert self._ranges is not None
+        self._ranges.release(extent)
+
+
 class Partitions:
-    """Divides the last `block_count` blocks of the pool: a contiguous extent a holder, first fit.
+    """A partition a holder, of the last `block_count` blocks of the pool.
 
     `masked_counters`: Head is of the form of draft 3.3, else of 9.2. `first_ticket`: of every ring.
     """
@@ -75,22 +106,36 @@ class Partitions:
         self._pool = pool
         self._form = MaskedCounter if masked_counters else UnmaskedCounter
         self._first_ticket = first_ticket
-        self._extents = HandleRanges(pool.block_count - block_count, block_count) if block_count else None
+        self._extents = Extents(pool.block_count, block_count)
         self._by_holder: dict[Hashable, RingPartition] = {}
 
+    @property
+    def largest(self) -> int:
+        """Blocks that a new one could have."""
+        return self._extents.longest
+
     def open(self, holder: Hashable, blocks: int) -> RingPartition | None:
-        """A partition of `blocks` blocks for `holder`; None where no gap has so many. Raises `ApiMisuse` for a second
-        one."""
+        """A partition of `blocks` blocks for `holder`; None where there is no room, or the system has no memory for
+        the ring. Raises `ApiMisuse` for a second one."""
         if holder in self._by_holder:
             raise ApiMisuse(f"{holder!r} has a partition already")
-        extent = self._extents.assign(blocks) if self._extents is not None else None
-        if extent is None or self._extents is None:
+        extent = self._extents.assign(blocks)
+        if extent is None:
             return None
-        if extent.count < blocks:
+        try:
+            ring = self._ring_over(extent)
+        except BaseException as error:
             self._extents.release(extent)
-            return None
-        order = ring_order_for(blocks)
-        ring = FreeBlockRing(
+            if isinstance(error, MemoryError):
+                return None
+            raise
+        partition = RingPartition(self._pool.offset_of(extent.first), blocks, ring, extent)
+        self._by_holder[holder] = partition
+        return partition
+
+    def _ring_over(self, extent: HandleRange) -> FreeBlockRing:
+        order = ring_order_for(extent.count)
+        return FreeBlockRing(
             bytearray(SLOT_BYTES << order),
             bytearray(COUNTER_BYTES),
             bytearray(COUNTER_BYTES),
@@ -99,9 +144,6 @@ class Partitions:
             self._form(order),
             self._first_ticket,
         )
-        partition = RingPartition(self._pool.offset_of(extent.first), blocks, ring, extent)
-        self._by_holder[holder] = partition
-        return partition
 
     def of(self, holder: Hashable) -> RingPartition | None:
         return self._by_holder.get(holder)
@@ -109,7 +151,7 @@ class Partitions:
     def close(self, holder: Hashable) -> None:
         """Clear the extent and give it back. Raises `ApiMisuse` while a block of it is out, or a ticket is."""
         partition = self._by_holder.get(holder)
-        if partition is None or self._extents is None:
+        if partition is None:
             raise ApiMisuse(f"{holder!r} has no partition")
         if partition.free_count != partition.block_count or partition.unbound_count:
             raise ApiMisuse(f"the partition of {holder!r} has blocks or tickets out")
@@ -121,5 +163,4 @@ class Partitions:
     @property
     def free_count(self) -> int:
         """Blocks of all these that are bound to nothing."""
-        unassigned = self._extents.free_count if self._extents is not None else 0
-        return unassigned + sum(partition.free_count for partition in self._by_holder.values())
+        return self._extents.free_count + sum(partition.free_count for partition in self._by_holder.values())

@@ -272,6 +272,8 @@ class FreeBlockRing:
     def outstanding_tickets(self) -> list[Ticket]:
         """All that `is_outstanding` holds for, oldest first."""
         head_ticket = self.audit_head()
+        if not self.unbound_count:
+            return []
         slots = np.frombuffer(self._slots, dtype=">u8").reshape(self.slot_count, _SLOT_WORDS)
         written = (slots[slots[:, 1] != np.uint64(BLOCK_OFFSET_EMPTY), 0] >> np.uint64(32)).astype(np.int64)
         ages = (head_ticket - written) & TICKET_MASK

@@ -250,8 +250,14 @@ class BlockStore:
 
     # --- partitions, and what an initiator allocates there itself (draft 6.6) ---
 
+    @property
+    def largest_partition(self) -> int:
+        """Blocks that a new one could have: 0 where there is no room."""
+        return self.partitions.largest
+
     def open_partition(self, holder: Hashable, blocks: int) -> RingPartition | None:
-        """A ring of its own over `blocks` blocks, which are its quota from now on (draft 3.4); None: there is no room.
+        """A ring of its own over `blocks` blocks, which are its quota from now on (draft 3.4); None: there is no room,
+        or no memory for the ring.
 
         The holder may have a quota in the shared ring, but nothing bound: that quota is given back.
         """

@@ -10,7 +10,6 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from kbtp.errors import ApiMisuse
 from kbtp.key_file import add_key, read_keys, write_key
 from kbtp.keys import DEFAULT_DOMAIN, Key, direct_text, parse_direct
 from kbtp.limits import KEY_SECRET_MIN_BYTES
@@ -52,9 +51,9 @@ def new(file: str, domain: str, direct: str, client_file: str | None, show_secre
         write_key(client_file, key)
     try:
         add_key(file, key)
-    except ApiMisuse:
+    except BaseException:
         if client_file is not None:
-            Path(client_file).unlink()  # no target will know its key
+            Path(client_file).unlink(missing_ok=True)  # no target will know its key
         raise
     if as_json:
         made = {**_shown(key), "file": file, "client_file": client_file}

@@ -11,26 +11,12 @@ from typing import Protocol, TypeAlias
 
 from kbtp.atomics import MASK64
 from kbtp.blocks.counter import CounterForm, MaskedCounter, UnmaskedCounter
-from kbtp.errors import ApiMisuse
 from kbtp.initiator.operations import Result, TakenBlock
 from kbtp.limits import COUNTER_BYTES, ENTRY_BYTES, RING_ORDER_MAX, RING_ORDER_MIN, SLOT_BYTES
 from kbtp.types import BlockOffset, Feature, Generation, Handle, Stag
 from kbtp.wire import HelloAck
 
-DIRECT = Feature.DIRECT_LOAD | Feature.DIRECT_ALLOC
-
-_BY_NAME = {"load": Feature.DIRECT_LOAD, "alloc": Feature.DIRECT_ALLOC}
 _TAGGED_OFFSETS = MASK64 + 1
-
-
-def direct_features(names: str) -> Feature:
-    """The features of "load", "alloc" or "load,alloc"; none for "". Raises `ApiMisuse` for anything else."""
-    features = Feature.NONE
-    for name in filter(None, (part.strip() for part in names.split(","))):
-        if name not in _BY_NAME:
-            raise ApiMisuse(f"direct {names!r}: expected load, alloc or load,alloc")
-        features |= _BY_NAME[name]
-    return features
 
 
 # --- what HELLO_ACK says -----------------------------------------------------------------------

@@ -9,7 +9,7 @@ nothing may be written there any more.
 
 from __future__ import annotations
 
-from kbtp.errors import PeerMisbehaved
+from kbtp.errors import PeerMisbehaved, TicketAbandoned
 from kbtp.initiator.direct import (
     BindSpare,
     BindTaken,
@@ -48,12 +48,11 @@ class DirectAlloc:
         return self.deadline_s is not None and now_s >= self.deadline_s
 
     def begin(self) -> Step:
-        """What is known to be refused takes no ticket."""
-        if self._handle is not None and not self._terms.owns(self._handle):
-            return Ended(Result(Status.HANDLE_OUT_OF_RANGE, self._handle))
-        if self._length_bytes > self._terms.ack.block_size:
-            return Ended(Result(Status.LENGTH_ERROR, self._handle or 0))
+        """What is known to be refused takes no ticket: ALLOC_STORE says with which status (profile 1)."""
         ack = self._terms.ack
+        outside = self._handle is not None and not self._terms.owns(self._handle)
+        if outside or self._length_bytes > ack.block_size:
+            return UseRequest()
         return TakeTicket(ack.head_stag, ack.head_offset, self._counter.add_data, self._counter.add_mask)
 
     def posted(self, now_s: float) -> None:
@@ -91,14 +90,14 @@ class DirectAlloc:
     # --- BIND ----------------------------------------------------------------------------------
 
     def answered(self, result: Result, taken: TakenBlock) -> Step:
-        """`result` is what became of BIND, with no status if its ticket ran out before it could be sent."""
+        """`result` is what became of BIND; no status if it was not sent: its ticket ran out, or its data is lost."""
         if self._refusal is not None:
             if result.ok:
                 return FreeSpare(result.handle, result.generation)
             return Ended(self._refusal, direct_alloc_is_over=True)
         if result.ok:
             return Ended(result)
-        if result.status is None or result.status is Status.TICKET_ABANDONED:
+        if isinstance(result.error, TicketAbandoned) or result.status is Status.TICKET_ABANDONED:
             return UseRequest(direct_alloc_is_over=True)
         if result.status is Status.TICKET_MISMATCH:
             return Ended(result, direct_alloc_is_over=True)

@@ -15,6 +15,7 @@ import logging
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 from kbtp.errors import ApiMisuse, ConnectionLost, TicketAbandoned
 from kbtp.initiator.direct import (
@@ -34,10 +35,10 @@ from kbtp.initiator.direct import (
 from kbtp.initiator.direct_alloc import DirectAlloc
 from kbtp.initiator.direct_load import DirectLoad
 from kbtp.initiator.lent_memory import Lent, LentMemory
-from kbtp.initiator.operations import Operation, Result, no_handle
+from kbtp.initiator.operations import Operation, Result
 from kbtp.initiator.session import InitiatorSession
 from kbtp.limits import DIRECT_LOAD_WINDOW_BYTES, ENTRY_BYTES
-from kbtp.types import Opcode, RequestFlag, Status
+from kbtp.types import Opcode, RequestFlag
 from kbtp.verbs.api import (
     Access,
     FetchAdd,
@@ -56,6 +57,8 @@ from kbtp.verbs.buffers import RegisteredBuffer, buffer_of
 
 log = logging.getLogger("kbtp.initiator")
 
+_Read: TypeAlias = RdmaRead | FetchAdd
+
 _STRUCTURE_BYTES = ENTRY_BYTES  # a ring slot has as many
 
 
@@ -72,6 +75,10 @@ class _Flow:
     lent: Lent | None = None
     written: bool = False
     """The RDMA Write of its data is posted."""
+    leaving: bool = False
+    """That Write has not left the caller's memory yet."""
+    bind_result: Result | None = None
+    """What became of BIND, until the flow goes on with it."""
 
     @property
     def awaits_slot(self) -> bool:
@@ -103,6 +110,8 @@ class DirectCarrier:
         self._allocs: dict[_Flow, None] = {}
         """Begun and not resolved, in the order of their tickets."""
         self._binds: dict[Operation, _Flow] = {}
+        self._writes: dict[int, _Flow] = {}
+        """By their wr_id, which is the Request ID of the BIND they were posted with."""
 
     # --- from the session's carrier ------------------------------------------------------------
 
@@ -131,8 +140,8 @@ class DirectCarrier:
         return _Flow(operation, load, buffer)
 
     def note(self, completion: WorkCompletion) -> None:
-        """Keep the end of a read or FetchAdd for `advance`."""
-        if completion.opcode in (WcOpcode.RDMA_READ, WcOpcode.ATOMIC):
+        """Keep the end of a read, FetchAdd or Write for `advance`."""
+        if completion.opcode in (WcOpcode.RDMA_READ, WcOpcode.ATOMIC, WcOpcode.RDMA_WRITE):
             self._completed.append(completion)
 
     def due_s(self) -> float | None:
@@ -151,7 +160,10 @@ class DirectCarrier:
         """Go on with what has completed or is due, as far as the next posts. Raises `PeerMisbehaved`."""
         completed, self._completed = self._completed, []
         for completion in completed:
-            self._take(completion, now_s)
+            if completion.opcode is WcOpcode.RDMA_WRITE:
+                self._write_left(completion.wr_id)
+            else:
+                self._take(completion, now_s)
         self._look_after_tickets(now_s)
 
     def data_of(self, bind: Operation, now_s: float) -> list[WorkRequest]:
@@ -165,8 +177,9 @@ class DirectCarrier:
             return []
         assert bind.taken is not None
         source = self._piece(flow, bind.length_bytes)
-        flow.written = True
-        return [RdmaWrite(0, (source,), self._terms.ack.partition_stag, bind.taken.block_offset)]
+        flow.written = flow.leaving = True
+        self._writes[bind.request_id] = flow
+        return [RdmaWrite(bind.request_id, (source,), self._terms.ack.partition_stag, bind.taken.block_offset)]
 
     def fail(self, error: ConnectionLost) -> None:
         """The stream has ended: everything begun or queued ends with `error`."""
@@ -184,22 +197,42 @@ class DirectCarrier:
 
     def post_reads(self, now_s: float) -> None:
         """Post what the stream may have outstanding."""
-        posts: list[WorkRequest] = []
+        while posts := self._readers_posts(now_s):
+            try:
+                self._stream.post(posts)
+            except ApiMisuse:
+                self._post_one_by_one(posts)
+            except ConnectionLost:
+                return  # its StreamEnded says why, and fails what was just given out
+
+    def _readers_posts(self, now_s: float) -> list[_Read]:
+        posts: list[_Read] = []
         while self._idle_reads and (reader := self._next_reader()) is not None:
             flow, step = reader
             try:
                 post = self._work_request(flow, step, self._idle_reads[-1])
             except ApiMisuse as error:
-                self._act(flow, Ended(Result(None, flow.operation.handle or 0, error=error)))
+                self._misused(flow, error)
                 continue
             flow.sequence.posted(now_s)
             self._posted[self._idle_reads.pop()] = flow, step
             posts.append(post)
-        if posts:
+        return posts
+
+    def _post_one_by_one(self, posts: list[_Read]) -> None:
+        """What another thread of the caller's has revoked meanwhile is misuse of its own flow alone."""
+        for post in posts:
             try:
-                self._stream.post(posts)
+                self._stream.post([post])
+            except ApiMisuse as error:
+                flow, _ = self._posted.pop(post.wr_id)
+                self._idle_reads.append(post.wr_id)
+                self._misused(flow, error)
             except ConnectionLost:
-                return  # its StreamEnded says why, and fails what was just given out
+                return  # as in `post_reads`, whose next post finds it too
+
+    def _misused(self, flow: _Flow, error: ApiMisuse) -> None:
+        self._act(flow, Ended(Result(None, flow.operation.handle or 0, error=error)))
 
     def _next_reader(self) -> tuple[_Flow, ReadStep] | None:
         """A flow that has a read or FetchAdd to post."""
@@ -215,7 +248,7 @@ class DirectCarrier:
             else:
                 return None
 
-    def _work_request(self, flow: _Flow, step: ReadStep, place: int) -> WorkRequest:
+    def _work_request(self, flow: _Flow, step: ReadStep, place: int) -> _Read:
         match step:
             case TakeTicket(stag, to, add_data, add_mask):
                 return FetchAdd(place, stag, to, add_data, add_mask)
@@ -229,7 +262,8 @@ class DirectCarrier:
         """The first octets of the caller's buffer. The target needs no right to them: the reads and writes are ours."""
         assert flow.buffer is not None
         if flow.lent is None or not flow.lent.region.valid:
-            flow.lent = self._memory.lend(flow.operation, flow.buffer, Access.NONE)
+            sink = flow.operation.opcode is Opcode.LOAD
+            flow.lent = self._memory.lend(flow.operation, flow.buffer, Access.NONE, sink=sink)
         return Sge(flow.lent.region, flow.lent.offset, length_bytes)
 
     def _take(self, completion: WorkCompletion, now_s: float) -> None:
@@ -251,7 +285,8 @@ class DirectCarrier:
             try:
                 self._memory.claim(flow.operation, flow.buffer)
             except ApiMisuse as error:
-                step = Ended(Result(None, flow.operation.handle or 0, error=error))
+                self._misused(flow, error)
+                return
         self._act(flow, step)
 
     def _begin_alloc(self, flow: _Flow) -> None:
@@ -263,13 +298,11 @@ class DirectCarrier:
             try:
                 if flow.buffer is not None:
                     self._piece(flow, len(flow.buffer.view))
-                if not self._session.reserve_handle(operation):
-                    step = Ended(Result(Status.NO_SPACE, error=no_handle(self._session.ack.handle_count)))
-                elif not self._session.reserve_block():
-                    self._session.unreserve_handle(operation)
-                    step = Ended(Result(Status.NO_SPACE, operation.handle or 0))
+                if not (self._session.reserve_handle(operation) and self._session.reserve_block()):
+                    step = UseRequest()
             except ApiMisuse as error:
-                step = Ended(Result(None, operation.handle or 0, error=error))
+                self._misused(flow, error)
+                return
         self._act(flow, step)
 
     def _act(self, flow: _Flow, step: Step) -> None:
@@ -311,10 +344,24 @@ class DirectCarrier:
 
     def _bound(self, flow: _Flow, bind: Operation) -> None:
         del self._binds[bind]
-        if isinstance(flow.step, BindTaken | BindSpare):
-            assert bind.result is not None
+        assert bind.result is not None
+        flow.bind_result = bind.result
+        if bind.result.status is None and self._writes.pop(bind.request_id, None) is not None:
+            flow.leaving = False  # BIND was not posted, nor was its Write
+        self._go_on_from_bind(flow)
+
+    def _write_left(self, wr_id: int) -> None:
+        flow = self._writes.pop(wr_id)
+        flow.leaving = False
+        self._go_on_from_bind(flow)
+
+    def _go_on_from_bind(self, flow: _Flow) -> None:
+        """A peer can answer BIND too early. While the Write leaves, its memory must not be the caller's again."""
+        result = flow.bind_result
+        if result is not None and not flow.leaving and isinstance(flow.step, BindTaken | BindSpare):
             assert isinstance(flow.sequence, DirectAlloc)
-            self._act(flow, flow.sequence.answered(bind.result, flow.step.taken))
+            flow.bind_result = None
+            self._act(flow, flow.sequence.answered(result, flow.step.taken))
 
     def _freed(self, flow: _Flow, _free: Operation) -> None:
         if isinstance(flow.step, FreeSpare):

@@ -51,12 +51,16 @@ class LentMemory:
         self._registered = [one for one in self._registered if one.region.valid]
         insort(self._registered, _Registered(octets.address, octets.address + len(octets.view), region))
 
-    def lend(self, operation: Operation, buffer: RegisteredBuffer, access: Access) -> Lent:
-        """`buffer` for `operation`, with at least these rights for the target, until `release`. Raises `ApiMisuse`."""
+    def lend(self, operation: Operation, buffer: RegisteredBuffer, access: Access, *, sink: bool = False) -> Lent:
+        """`buffer` for `operation`, with at least these rights for the target, until `release`. Raises `ApiMisuse`.
+
+        `sink`: octets are placed there without a right of the target's, so what was registered must be writable.
+        """
         start, end = buffer.address, buffer.address + len(buffer.view)
         position = bisect_right(self._registered, start, key=lambda one: one.start)
         for one in self._registered[max(0, position - 1) : position]:
-            if one.end >= end and one.region.valid and access in one.region.access:
+            fits = one.end >= end and access in one.region.access and not (sink and one.region.view.readonly)
+            if fits and one.region.valid:
                 return Lent(one.region, start - one.start, False)
         region = self._rnic.register(buffer.view, access, pd=self._pd, stream=self._stream)
         self._temporary[operation] = region

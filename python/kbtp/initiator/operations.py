@@ -53,6 +53,8 @@ def advice(status: Status, handle: Handle, length_bytes: int) -> str:
         Status.LENGTH_ERROR: "longer than the target's block size, or the block is longer than the buffer"
         + (f": it holds {length_bytes} octets" if length_bytes else ""),
         Status.NO_SPACE: "the session's quota is used up; free blocks, or connect with a larger quota",
+        Status.TICKET_MISMATCH: "the target does not know the ticket of this direct allocation, so nothing was stored; "
+        "store again: the session uses ALLOC_STORE from here on",
         Status.UNSUPPORTED: "the target does not offer this operation, flag or option in this session",
         Status.ACCESS_DENIED: "namespace, authentication or identity refused",
         Status.TARGET_ERROR: "the target could not do it for a reason of its own; the block is as it was",

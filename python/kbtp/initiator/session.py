@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from kbtp import limits
 from kbtp.atomics import MASK64
 from kbtp.errors import ApiMisuse, KbtpError, PeerMisbehaved, WireFormatError, refused
-from kbtp.initiator.direct import DIRECT, direct_checks
+from kbtp.initiator.direct import direct_checks
 from kbtp.initiator.operations import Operation, Result, no_handle
 from kbtp.keys import Key
-from kbtp.types import Feature, Handle, HelloAckFlag, Opcode, RequestFlag, Status, TerminateCause
+from kbtp.types import DIRECT_MODES, Feature, Handle, HelloAckFlag, Opcode, RequestFlag, Status, TerminateCause
 from kbtp.verbs.api import Capabilities, MemoryRegion
 from kbtp.verbs.requester import RequestGrant
 from kbtp.wire import (
@@ -75,7 +75,7 @@ class InitiatorConfig:
         ):
             if not low <= value <= high:
                 raise ApiMisuse(f"{label} of {value}: must be {low} to {high}")
-        if self.direct & ~DIRECT:
+        if self.direct & ~DIRECT_MODES:
             raise ApiMisuse(f"direct {self.direct!r}: DIRECT_LOAD and DIRECT_ALLOC are the direct modes there are")
         if self.direct and not self.read_depth:
             raise ApiMisuse("read_depth of 0: a direct mode reads from the target, and needs 1 at least")
@@ -169,7 +169,7 @@ class InitiatorSession:
 
     @property
     def is_direct(self) -> bool:
-        return bool(self.ack.granted_features & DIRECT)
+        return bool(self.ack.granted_features & DIRECT_MODES)
 
     @property
     def outstanding(self) -> int:
@@ -230,11 +230,6 @@ class InitiatorSession:
         if operation.handle is None and operation.reserved_handle is None:
             operation.reserved_handle = self.handles.take()
         return operation.handle is not None or operation.reserved_handle is not None
-
-    def unreserve_handle(self, operation: Operation) -> None:
-        if operation.reserved_handle is not None:
-            self.handles.free(operation.reserved_handle)
-            operation.reserved_handle = None
 
     def reserve_block(self) -> bool:
         """Count a ticket before it is taken (draft 3.4, profile 6.8); False if that is more than the quota.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kbtp.errors import ApiMisuse, ConnectionLost, TicketAbandoned
+from kbtp.errors import ApiMisuse, ConnectionLost, KbtpError, TicketAbandoned
 from kbtp.initiator.batches import Batch, Results
 from kbtp.initiator.destinations import refuse_overlaps
 from kbtp.initiator.direct_carrier import DirectCarrier
@@ -80,23 +80,43 @@ class SessionCarrier:
 
     def _send_ready(self, now_s: float) -> None:
         """Post what the credits allow, as one batch."""
-        posts: list[WorkRequest] = []
+        while ready := self._ready_posts(now_s):
+            try:
+                self._stream.post([post for _, posts in ready for post in posts])
+            except ApiMisuse:
+                self._post_one_by_one(ready)
+            except ConnectionLost:
+                return  # its StreamEnded says why, and fails what was just given out
+
+    def _ready_posts(self, now_s: float) -> list[tuple[Operation, list[WorkRequest]]]:
+        """What goes out for each operation."""
+        ready: list[tuple[Operation, list[WorkRequest]]] = []
         while (operation := self._session.ready()) is not None:
             self._memory.release(operation)  # what an earlier try with another handle held
+            posts: list[WorkRequest] = []
             try:
                 if operation.opcode is Opcode.BIND and self._direct is not None:
                     posts += self._direct.data_of(operation, now_s)
-                message = self._encode(operation)
+                posts.append(Send(0, inline=self._encode(operation)))
             except (ApiMisuse, TicketAbandoned) as error:
-                self._memory.release(operation)
-                self._session.withdraw(operation, error)
+                self._withdraw(operation, error)
                 continue
-            posts.append(Send(0, inline=message))
-        if posts:
+            ready.append((operation, posts))
+        return ready
+
+    def _post_one_by_one(self, ready: list[tuple[Operation, list[WorkRequest]]]) -> None:
+        """What another thread of the caller's has revoked meanwhile is misuse of its own operation alone."""
+        for operation, posts in ready:
             try:
                 self._stream.post(posts)
+            except ApiMisuse as error:
+                self._withdraw(operation, error)
             except ConnectionLost:
-                return  # its StreamEnded says why, and fails what was just given out
+                return  # as in `_send_ready`, whose next post finds it too
+
+    def _withdraw(self, operation: Operation, error: KbtpError) -> None:
+        self._memory.release(operation)
+        self._session.withdraw(operation, error)
 
     def _encode(self, operation: Operation) -> bytes:
         request = self._session.request

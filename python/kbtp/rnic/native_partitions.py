@@ -14,8 +14,9 @@ import numpy as np
 
 from kbtp import _native
 from kbtp.blocks.counter import ring_order_for
-from kbtp.blocks.handles import HandleRange, HandleRanges
+from kbtp.blocks.handles import HandleRange
 from kbtp.blocks.memory import WORD_BYTES
+from kbtp.blocks.partition import Extents
 from kbtp.limits import COUNTER_BYTES, SLOT_BYTES
 from kbtp.types import BlockOffset, Ticket
 
@@ -59,34 +60,38 @@ class NativePartition:
 
 
 class NativePartitions:
-    """Divides the last `direct_blocks` blocks of the pool: a contiguous extent a holder, first fit."""
+    """A partition a holder, of the last `direct_blocks` blocks of the pool."""
 
     def __init__(self, native: _native.BlockStore, block_count: int, direct_blocks: int) -> None:
         self._native = native
-        self._extents = HandleRanges(block_count - direct_blocks, direct_blocks) if direct_blocks else None
+        self._extents = Extents(block_count, direct_blocks)
         self._by_holder: dict[int, NativePartition] = {}
 
     @property
     def unassigned_count(self) -> int:
         """Blocks that are set aside and in no partition."""
-        return self._extents.free_count if self._extents is not None else 0
+        return self._extents.free_count
+
+    @property
+    def largest(self) -> int:
+        """Blocks that a new one could have."""
+        return self._extents.longest
 
     def room_for(self, blocks: int) -> HandleRange | None:
         """So many blocks side by side, in nobody else's partition from now on; None where there are none."""
-        extent = self._extents.assign(blocks) if self._extents is not None else None
-        if extent is not None and extent.count < blocks:
-            self._give_back(extent)
-            return None
-        return extent
+        return self._extents.assign(blocks)
 
-    def open(self, holder_number: int, extent: HandleRange, first: BlockOffset) -> NativePartition:
-        """`extent` is the holder's, as `room_for` found it. Raises `OSError` if the system gives no memory."""
+    def open(self, holder_number: int, extent: HandleRange, first: BlockOffset) -> NativePartition | None:
+        """`extent` is the holder's, as `room_for` found it. None, and it is nobody's again, if the system has no memory
+        for the ring."""
         try:
             order = ring_order_for(extent.count)
             slots, head = zeroed(SLOT_BYTES << order), zeroed(COUNTER_BYTES)
             self._native.open_partition(holder_number, extent.first, extent.count, slots, head)
-        except BaseException:
-            self._give_back(extent)
+        except BaseException as error:
+            self._extents.release(extent)
+            if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+                return None
             raise
         partition = NativePartition(
             first, extent.count, order, slots, head, extent, _native=self._native, _holder_number=holder_number
@@ -100,8 +105,4 @@ class NativePartitions:
     def close(self, holder_number: int) -> None:
         """Its blocks are cleared and may be another's. Raises `ApiMisuse` while one is out, or a ticket is."""
         self._native.close_partition(holder_number)
-        self._give_back(self._by_holder.pop(holder_number).extent)
-
-    def _give_back(self, extent: HandleRange) -> None:
-        assert self._extents is not None
-        self._extents.release(extent)
+        self._extents.release(self._by_holder.pop(holder_number).extent)

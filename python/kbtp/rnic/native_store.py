@@ -261,6 +261,10 @@ class NativeBlockStore:
 
     # --- partitions, and what an initiator allocates there itself ---
 
+    @property
+    def largest_partition(self) -> int:
+        return self._partitions.largest
+
     def open_partition(self, holder: Hashable, blocks: int) -> NativePartition | None:
         if self.partition_of(holder) is not None:
             raise ApiMisuse(f"{holder!r} has a partition already")
@@ -269,7 +273,15 @@ class NativeBlockStore:
         extent = self._partitions.room_for(blocks)
         if extent is None:
             return None
-        return self._partitions.open(self.quotas.enter(holder), extent, self.pool.offset_of(extent.first))
+        known_as = self.quotas.find(holder)
+        number = self.quotas.enter(holder)
+        partition = None
+        try:
+            partition = self._partitions.open(number, extent, self.pool.offset_of(extent.first))
+        finally:
+            if partition is None and number != known_as:
+                self.quotas.released(number)  # no account was opened
+        return partition
 
     def partition_of(self, holder: Hashable) -> NativePartition | None:
         number = self.quotas.find(holder)

@@ -29,9 +29,11 @@ class Disconnect:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """End the stream at once: the peer is not listening."""
+    """End the stream at once: the peer is not listening, or this side cannot go on."""
 
     why: str
+    error: Exception | None = None
+    """What went wrong here, for the log, if something did."""
 
 
 @dataclass(frozen=True, slots=True)

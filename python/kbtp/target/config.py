@@ -8,7 +8,7 @@ from kbtp import limits
 from kbtp.blocks import ring_order_for
 from kbtp.errors import ApiMisuse
 from kbtp.keys import Keys
-from kbtp.types import Feature
+from kbtp.types import DIRECT_MODES, Feature
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class TargetConfig:
                 raise ApiMisuse(f"{label} time of {seconds} s: must not be negative")
 
     def _check_direct(self) -> None:
-        if self.direct & ~(Feature.DIRECT_LOAD | Feature.DIRECT_ALLOC):
+        if self.direct & ~DIRECT_MODES:
             raise ApiMisuse(f"direct modes {self.direct!r}: DIRECT_LOAD and DIRECT_ALLOC are the ones there are")
         self._within("direct blocks", self.direct_blocks, 0, self.pool_blocks - 1)
         if bool(self.direct & Feature.DIRECT_ALLOC) != bool(self.direct_blocks):
@@ -108,6 +108,11 @@ class TargetConfig:
     def default_quota(self) -> int:
         """Blocks for an initiator that asks for none in particular: a sixteenth of the pool, so that many fit."""
         return self.quota or max(1, self.pool_blocks // 16)
+
+    @property
+    def default_direct_quota(self) -> int:
+        """As `default_quota`, for one that allocates directly: no more than is set aside for all of them."""
+        return min(self.default_quota, self.direct_blocks)
 
     @property
     def quota_cap(self) -> int:

@@ -20,11 +20,9 @@ from kbtp.target.actions import SessionMemory
 from kbtp.target.config import TargetConfig
 from kbtp.target.identity import Identity
 from kbtp.target.tickets import Tickets
-from kbtp.types import Feature
+from kbtp.types import DIRECT_MODES, Feature
 from kbtp.verbs.api import Access, MemoryRegion
 from kbtp.wire import Hello
-
-DIRECT_MODES = Feature.DIRECT_LOAD | Feature.DIRECT_ALLOC
 
 
 def offered_features(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from kbtp.errors import WireFormatError
 from kbtp.keys import DEFAULT_DOMAIN, Key
 from kbtp.target.identity import Admission
-from kbtp.types import Feature, HelloAckFlag, Status
+from kbtp.types import DIRECT_MODES, Feature, HelloAckFlag, Status
 from kbtp.wire import CommonHeader, Hello, HelloAck, Nonces, key_of_hello, parse_request, sign_hello_ack
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Trust:
     @property
     def direct(self) -> Feature:
         """Direct modes that may be granted, as far as the target offers them."""
-        return Feature.DIRECT_LOAD | Feature.DIRECT_ALLOC if self.key is None else self.key.direct
+        return DIRECT_MODES if self.key is None else self.key.direct
 
 
 def trust_of(target: Target, hello: Hello, octets: bytes, nonces: Nonces) -> Trust | None:

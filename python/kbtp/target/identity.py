@@ -74,7 +74,7 @@ class Identities:
     def admit(self, domain: str, hello: Hello, *, direct_alloc: bool = False) -> Admission | Status:
         """Resume or create the identity of a HELLO that passed every other check (profile 8.1, 8.4).
 
-        `direct_alloc`: a new one gets its quota as a partition of its own, if there is one of that size.
+        `direct_alloc`: a new one gets its quota as a partition of its own, if there is room.
         """
         known = self._by_key.get((domain, hello.initiator_id))
         if known is not None:
@@ -86,17 +86,13 @@ class Identities:
         return self._create(domain, hello, direct_alloc)
 
     def _create(self, domain: str, hello: Hello, direct_alloc: bool) -> Admission | Status:
-        config, store = self._config, self._store
+        store = self._store
         identity = Identity(domain, hello.initiator_id)
-        wanted = min(hello.requested_quota or config.default_quota, config.quota_cap)
-        if direct_alloc and store.open_partition(identity, wanted) is not None:
-            identity.quota = wanted
-        else:
-            identity.quota = store.quotas.grant(identity, wanted)
+        identity.quota = self._grant_quota(identity, hello.requested_quota, direct_alloc)
         if hello.requested_quota and not identity.quota:
             self._give_back_quota(identity)
             return Status.NO_SPACE
-        handles = store.assign_range(hello.requested_handles or config.default_handles(identity.quota), domain)
+        handles = store.assign_range(hello.requested_handles or self._config.default_handles(identity.quota), domain)
         if handles is None:
             self._give_back_quota(identity)
             return Status.NO_SPACE
@@ -104,6 +100,20 @@ class Identities:
         if not identity.anonymous:
             self._by_key[domain, hello.initiator_id] = identity
         return Admission(identity, resumed=False)
+
+    def _grant_quota(self, identity: Identity, requested: int, direct_alloc: bool) -> int:
+        """Profile 8.4: all of it in a partition, else what the shared ring has left, else what partitions have."""
+        config, store = self._config, self._store
+        if direct_alloc:
+            wanted = min(requested or config.default_direct_quota, config.quota_cap)
+            if store.open_partition(identity, wanted) is not None:
+                return wanted
+        wanted = min(requested or config.default_quota, config.quota_cap)
+        granted = store.quotas.grant(identity, wanted)
+        left = min(wanted, store.largest_partition)
+        if not granted and direct_alloc and left and store.open_partition(identity, left) is not None:
+            return left
+        return granted
 
     def ensure_partition(self, identity: Identity) -> bool:
         """Whether `identity`, new or resumed, may allocate directly: it has a partition, or has bound nothing and there

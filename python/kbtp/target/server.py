@@ -389,10 +389,12 @@ class Server:
         opened: Opened | None = None
         end: Terminate | Disconnect | Abort | None = None
         for action in actions:
-            if isinstance(action, Terminate | Disconnect | Abort):
+            if isinstance(action, Terminate | Abort):
                 end = action
                 break
-            if isinstance(action, Recv):
+            if isinstance(action, Disconnect):
+                end = action  # what ends the stream at once may still follow, and takes its place
+            elif isinstance(action, Recv):
                 receives.append(action)
             elif isinstance(action, Resolved):
                 resolved.append(action.handle)
@@ -416,6 +418,8 @@ class Server:
             self._reasons[stream] = f"{end.why} [{end.cause}]"
             stream.terminate(end.cause)
         elif isinstance(end, Abort):
+            if end.error is not None:
+                log.error("%s: internal error, the session is ended", stream.remote_address, exc_info=end.error)
             self._reasons[stream] = end.why
             stream.abort()
         elif end is not None:

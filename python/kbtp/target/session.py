@@ -101,6 +101,9 @@ class Session:
         self._waiting: _GrantedHello | None = None
         self.ended = False
         self._ending = False
+        """Nothing more is started: the end is decided, in order or at once, or has begun."""
+        self._ending_at_once = False
+        """Its peer has no say any more in how long that takes."""
         self._draining = False
         self.features = Feature.NONE
         """What HELLO_ACK has granted."""
@@ -158,7 +161,7 @@ class Session:
             self._reads_posted -= 1
             self._read_deadline_s = now_s + self._target.config.drain_s if self._reads_posted else math.inf
         if completion.status is WcStatus.FLUSHED:
-            self._ending = True  # `end` follows and resolves everything; until then nothing more may start
+            self._ending = self._ending_at_once = True  # `end` follows and resolves everything
         elif completion.opcode is WcOpcode.RDMA_READ:
             self._sequences.fetched(task)
             self._post_reads()
@@ -187,8 +190,8 @@ class Session:
         self.actions.clear()
 
     def tick(self, now_s: float) -> None:
-        """End the stream if the peer let a deadline pass."""
-        if self._ending or self.ended:
+        """End the stream if the peer let a deadline pass, also one that is ending in order."""
+        if self._ending_at_once or self.ended:
             return
         if self._awaits_hello and self._hello_deadline_s <= now_s:  # profile 3, 8.2
             self.abort(f"no HELLO within {self._target.config.hello_timeout_s:g} s")
@@ -202,7 +205,7 @@ class Session:
                 self.misbehaved(error)
 
     def next_deadline_s(self) -> float:
-        if self._ending or self.ended:
+        if self._ending_at_once or self.ended:
             return math.inf
         if self._awaits_hello:
             return self._hello_deadline_s
@@ -214,7 +217,7 @@ class Session:
 
     @property
     def _awaits_hello(self) -> bool:
-        return self.identity is None and self._waiting is None
+        return self.identity is None and self._waiting is None and not self._ending
 
     def drain(self) -> None:
         """The target is going: finish what is outstanding, then end the stream in order."""
@@ -222,16 +225,12 @@ class Session:
         self._disconnect_if_drained()
 
     def abort(self, why: str) -> None:
-        """End the stream at once; `end` follows."""
-        if not self._ending and not self.ended:
-            self._ending = True
-            self._act(Abort(why))
+        """End the stream at once, even if it is ending in order; `end` follows. Idempotent."""
+        self._end_at_once(Abort(why))
 
-    def replaced(self) -> None:
-        """A new session of the same identity takes its place: end the stream at once, even if it is ending in order."""
-        if not self.ended:
-            self._ending = True
-            self._act(Abort("replaced by a new session of the same identity"))
+    def fail(self, error: Exception) -> None:
+        """A fault of this side's in this session, found where another's events or a deadline are acted on."""
+        self._end_at_once(Abort("internal error", error))
 
     # --- HELLO ---------------------------------------------------------------------------------
 
@@ -436,8 +435,12 @@ class Session:
         return wr_id
 
     def _terminate(self, cause: TerminateCause, why: str) -> None:
-        self._ending = True
-        self._act(Terminate(cause, why))
+        self._end_at_once(Terminate(cause, why))
+
+    def _end_at_once(self, how: Abort | Terminate) -> None:
+        if not self._ending_at_once and not self.ended:
+            self._ending = self._ending_at_once = True
+            self._act(how)
 
     def _disconnect(self, why: str = "") -> None:
         self._ending = True

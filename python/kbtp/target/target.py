@@ -79,14 +79,22 @@ class Target:
         self.has_actions.discard(session)
         if session.identity is not None:
             successor = self._successors.pop(session.identity, None)
-            if successor is None or not successor.succeed(session.identity):
+            if successor is None or not self._succeed(successor, session.identity):
                 self.identities.depart(session.identity, now_s)
+
+    @staticmethod
+    def _succeed(successor: Session, identity: Identity) -> bool:
+        try:
+            return successor.succeed(identity)
+        except Exception as error:  # a fault of ours in one session must not be charged to another
+            successor.fail(error)
+            return True
 
     def replace(self, identity: Identity, successor: Session) -> None:
         """End the session that has `identity`, or waits for it; `successor` has it once that is over (profile 3)."""
         waiting = self._successors.get(identity)
         present = waiting or next(session for session in self.sessions if session.identity is identity)
-        present.replaced()
+        present.abort("replaced by a new session of the same identity")
         self._successors[identity] = successor
 
     def replace_keys(self, keys: Keys) -> None:
@@ -122,7 +130,10 @@ class Target:
         """Act on every deadline that has passed."""
         self.now_s = now_s
         for session in list(self.sessions):
-            session.tick(now_s)
+            try:
+                session.tick(now_s)
+            except Exception as error:  # as in `_succeed`
+                session.fail(error)
         self.identities.expire(now_s)
         self._end_readers_that_do_not_drain(now_s)
 

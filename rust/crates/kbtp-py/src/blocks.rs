@@ -46,9 +46,12 @@ fn pin_tuple(pin: &Pin) -> PinTuple {
 }
 
 /// The octets of a structure, in an object of Python's that lets peers be shown them.
-fn words(object: &Bound<'_, PyAny>) -> PyResult<Buffer> {
+fn words(object: &Bound<'_, PyAny>, name: &str) -> PyResult<Buffer> {
     let buffer = extent_of(object).and_then(|extent| kept(object, extent));
-    buffer.ok_or_else(|| raised(object.py(), Error::ApiMisuse("a buffer of words expected".to_owned())))
+    buffer.ok_or_else(|| {
+        let wrong = format!("{name}: a buffer of words expected");
+        raised(object.py(), Error::ApiMisuse(wrong))
+    })
 }
 
 /// The one owner of table, ring and quotas.
@@ -115,7 +118,7 @@ impl BlockStore {
             direct_blocks,
             masked_counters,
         };
-        let table = words(table)?;
+        let table = words(table, "block table")?;
         let pool = pool.get().rnic_region();
         let blocks = py
             .detach(|| SharedBlocks::create(pool, table, &config, clear_on_free))
@@ -214,7 +217,7 @@ impl BlockStore {
         slots: &Bound<'_, PyAny>,
         head: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let (slots, head) = (words(slots)?, words(head)?);
+        let (slots, head) = (words(slots, "ring slots")?, words(head, "Head")?);
         py.detach(|| {
             let blocks = PartitionBlocks { first, count };
             self.0.open_partition(holder, blocks, slots, head)

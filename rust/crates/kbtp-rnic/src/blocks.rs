@@ -44,7 +44,7 @@ impl SharedBlocks {
     /// `Error::ApiMisuse` for numbers outside profile 5, a pool or a table that does not fit them; `Error::Io` if the
     /// system gives no memory.
     pub fn create(pool: &Region, table: Buffer, config: &StoreConfig, clear_on_free: bool) -> Result<Self, Error> {
-        let table = Box::new(BufferWords::new(table)?);
+        let table = Box::new(BufferWords::new(table, "block table")?);
         let ring = RingMemory {
             slots: zeroed(config.slot_words()?)?,
             head: zeroed(1)?,
@@ -108,8 +108,8 @@ impl SharedBlocks {
         // What is refused is not dropped under the store's lock: a keepalive may run anything.
         let _kept = (slots.share(), head.share());
         let memory = RingMemory {
-            slots: Box::new(BufferWords::new(slots)?),
-            head: Box::new(BufferWords::new(head)?),
+            slots: Box::new(BufferWords::new(slots, "ring slots")?),
+            head: Box::new(BufferWords::new(head, "Head")?),
             tail: zeroed(1)?,
         };
         Ok(self.with(|store| store.open_partition(holder, blocks, memory))?)

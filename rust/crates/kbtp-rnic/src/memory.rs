@@ -13,13 +13,14 @@
 use std::any::Any;
 use std::fmt;
 use std::io;
+use std::ops::Deref;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use kbtp_proto::blocks::Words;
+use kbtp_proto::blocks::update_word;
 use kbtp_proto::crc32c;
 use kbtp_proto::memory::{Octets, RegionId, Span};
 use kbtp_proto::stream::Part;
@@ -33,8 +34,10 @@ pub(crate) const PARTS_MAX: usize = 256;
 
 const WORD_BYTES: usize = size_of::<u64>();
 
-/// Octets up to so many are read word by word: entries of a table and slots of a ring are. What is longer is blocks, of
-/// which nobody stores words, and copied faster.
+/// Octets up to so many are read word by word, as the 16 of an entry or a slot are to be (draft 6.6). What is longer is
+/// copied, about twice as fast: blocks, of which nobody stores words. A peer that reads so many entries or slots in one
+/// segment, as no sequence of the draft does, may see words torn or out of order, and cannot rely on the order of stores
+/// (draft 3.3, profile 5).
 const READ_AS_WORDS_MAX_BYTES: usize = 4096;
 
 /// Octets that can be registered.
@@ -161,53 +164,26 @@ impl Buffer {
 pub(crate) struct BufferWords(Buffer);
 
 impl BufferWords {
-    /// Refuses octets that are no whole aligned words, or read-only.
-    pub(crate) fn new(buffer: Buffer) -> Result<Self, Error> {
+    /// Of what `name` says. Refuses octets that are no whole aligned words, or read-only.
+    pub(crate) fn new(buffer: Buffer, name: &str) -> Result<Arc<Self>, Error> {
         let aligned = buffer.address.cast::<AtomicU64>().is_aligned();
         if !aligned || !buffer.writable || !buffer.length.is_multiple_of(WORD_BYTES) {
             return Err(Error::misuse(format!(
-                "writable words of {WORD_BYTES} octets, aligned to that, expected"
+                "{name}: writable words of {WORD_BYTES} octets, aligned to that, expected"
             )));
         }
-        Ok(Self(buffer))
+        Ok(Arc::new(Self(buffer)))
     }
+}
 
-    fn words(&self) -> &[AtomicU64] {
+impl Deref for BufferWords {
+    type Target = [AtomicU64];
+
+    fn deref(&self) -> &[AtomicU64] {
         let Buffer { address, length, .. } = &self.0;
         // SAFETY: the keepalive keeps `length` writable octets, which are whole aligned words. The RNIC reads them word by
         // word and changes them with atomic instructions (`Memories::read`, `Memories::atomic`), their owner through here.
         unsafe { slice::from_raw_parts(address.cast::<AtomicU64>().as_ptr(), length / WORD_BYTES) }
-    }
-}
-
-impl Words for BufferWords {
-    fn count(&self) -> usize {
-        self.words().len()
-    }
-
-    fn load(&self, index: usize) -> u64 {
-        self.words()[index].load(Ordering::Acquire)
-    }
-
-    fn store(&self, index: usize, value: u64) {
-        self.words()[index].store(value, Ordering::Release);
-    }
-
-    fn update(&self, index: usize, operate: &mut dyn FnMut(u64) -> u64) -> u64 {
-        update(&self.words()[index], operate)
-    }
-}
-
-/// Store `operate(old)` and return `old`.
-///
-/// With a compare-and-swap, so that atomic instructions of others are not overrun.
-fn update(word: &AtomicU64, operate: &mut dyn FnMut(u64) -> u64) -> u64 {
-    let mut old = word.load(Ordering::SeqCst);
-    loop {
-        match word.compare_exchange_weak(old, operate(old), Ordering::SeqCst, Ordering::SeqCst) {
-            Ok(old) => return old,
-            Err(now) => old = now,
-        }
     }
 }
 
@@ -334,7 +310,7 @@ impl Memories {
         }
     }
 
-    /// `update` of the aligned native word at `offset`; None if there is no such word.
+    /// `update_word` of the aligned native word at `offset`; None if there is no such word.
     pub(crate) fn atomic(&self, region: RegionId, offset: u64, operate: &mut dyn FnMut(u64) -> u64) -> Option<u64> {
         let pointer = self
             .locate(
@@ -352,7 +328,7 @@ impl Memories {
         // SAFETY: `locate` gave 8 octets that stay while `self` is borrowed, and they are aligned. Atomics of all event loops
         // come through here, and the owner must use atomic instructions too: that is what registering the right means.
         let word = unsafe { AtomicU64::from_ptr(pointer.as_ptr()) };
-        Some(update(word, operate))
+        Some(update_word(word, operate))
     }
 
     /// Append the octets of `span` to `into`. Of a few, each aligned word is read in one load, in the order of addresses: who
@@ -514,6 +490,7 @@ pub(crate) fn send_parts<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kbtp_proto::blocks::Words;
 
     fn span(region: RegionId, offset: u64, len: u32) -> Span {
         Span { region, offset, len }
@@ -548,7 +525,7 @@ mod tests {
     #[test]
     fn words_are_whole_aligned_and_writable() {
         let buffer = Buffer::zeroed(24).unwrap();
-        let words = BufferWords::new(buffer.share()).unwrap();
+        let words = BufferWords::new(buffer.share(), "Head").unwrap();
         assert_eq!(words.count(), 3);
         words.store(1, 5);
         assert_eq!(words.update(1, &mut |old| old + 2), 5);
@@ -559,7 +536,13 @@ mod tests {
         for (skip, length, writable) in [(4, 8, true), (0, 12, true), (0, 8, false)] {
             // SAFETY: the octets are those of `buffer`, which is kept.
             let part = unsafe { Buffer::from_raw_parts(address + skip, length, writable, Box::new(buffer.share())) };
-            assert!(matches!(BufferWords::new(part.unwrap()), Err(Error::ApiMisuse(_))));
+            let Err(error) = BufferWords::new(part.unwrap(), "Head") else {
+                panic!("{length} octets are taken")
+            };
+            assert!(
+                error.to_string().contains("Head: writable words of 8 octets"),
+                "{error}"
+            );
         }
     }
 
@@ -630,7 +613,7 @@ mod tests {
     fn a_part_is_some_of_the_same_octets() {
         let whole = Buffer::zeroed(16).unwrap();
         let part = whole.part(8, 8).unwrap();
-        BufferWords::new(part.share()).unwrap().store(0, u64::MAX);
+        BufferWords::new(part.share(), "Head").unwrap().store(0, u64::MAX);
         let mut octets = [0; 16];
         whole.read_into(&mut octets);
         assert_eq!(octets, [[0; 8], [0xFF; 8]].concat()[..]);

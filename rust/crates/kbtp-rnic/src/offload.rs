@@ -332,7 +332,11 @@ impl StreamState {
                 stag,
                 to,
             } => {
-                let payload = Payload::from_iter([Piece::Known(source, known)]);
+                let piece = match known {
+                    Some(known) => Piece::Known(source, known),
+                    None => Piece::Span(source),
+                };
+                let payload = Payload::from_iter([piece]);
                 let (wr_id, owner) = (task.0, WorkOwner::Write(task));
                 let work = Work::Write {
                     wr_id,

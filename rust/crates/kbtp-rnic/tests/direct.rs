@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{DEPTH, PATIENCE, options};
 use kbtp_proto::blocks::{Binding, CounterForm, HandleRange, PartitionBlocks, StoreConfig};
@@ -28,7 +28,8 @@ use kbtp_rnic::stream::Stream;
 const INITIATORS: u64 = 3;
 const HANDLES: u64 = 4;
 const FIRST_HANDLE: u64 = 1000;
-const BLOCK: usize = 2048;
+/// Large enough for its CRC to be worth knowing, were it not the initiator's to change.
+const BLOCK: usize = 16384;
 /// Of each initiator's own; one more is nobody's.
 const OWN: u32 = 3;
 const POOL_BASE: u64 = 0x10000;
@@ -392,7 +393,12 @@ impl Initiator {
     fn await_block(&mut self, ticket: u32) -> u64 {
         let to = 16 * u64::from(ticket & ((1 << self.terms.form.order()) - 1));
         let mut last = None;
+        let deadline = Instant::now() + PATIENCE;
         loop {
+            assert!(
+                Instant::now() < deadline,
+                "the slot of ticket {ticket} never holds its block"
+            );
             let octets = self.read(self.terms.slots, to, 16);
             let sequence = u32::from_be_bytes(octets[..4].try_into().unwrap());
             let block_offset = u64::from_be_bytes(octets[8..].try_into().unwrap());
@@ -492,6 +498,15 @@ impl Initiator {
         self.request(Operation::Load, n, RequestFlag::empty(), data, b"")
     }
 
+    fn load_by_request(&mut self, n: u64, octet: u8) {
+        self.memory.copy_in(0, &[0; BLOCK]);
+        let loaded = self.load(n);
+        self.succeeds(loaded);
+        let mut octets = Vec::new();
+        self.memory.copy_out(0, BLOCK as u32, &mut octets);
+        assert_eq!(octets, [octet; BLOCK]);
+    }
+
     fn bind(&mut self, n: u64, ticket: u32, block_offset: u64) -> u64 {
         self.next_request_id += 1;
         let header = CommonHeader {
@@ -528,12 +543,7 @@ impl Initiator {
         let entry = self.succeeds(bound);
         assert_eq!((entry.block_offset, entry.data_length), (block_offset, BLOCK as u32));
         assert_ne!(self.succeeds(stored).block_offset, block_offset);
-        self.memory.copy_in(0, &[0; BLOCK]);
-        let loaded = self.load(0);
-        self.succeeds(loaded);
-        let mut octets = Vec::new();
-        self.memory.copy_out(0, BLOCK as u32, &mut octets);
-        assert_eq!(octets, [octet; BLOCK]);
+        self.load_by_request(0, octet);
         self.load_directly(0, octet);
         self.look_at_the_others();
         let freed = [self.free(0), self.free(1)];
@@ -543,8 +553,8 @@ impl Initiator {
     }
 }
 
-#[test]
-fn initiators_in_direct_modes_while_sequences_run() {
+/// Have `play` played by so many initiators, each in a thread of its own, at one target.
+fn play(initiators: u64, play: fn(&mut Initiator)) {
     let mut target = Target::new();
     let listener = target.channel.listen("127.0.0.1", 0).unwrap();
     let (address, blocks, terms) = (listener.address(), target.blocks.clone(), Arc::clone(&target.terms));
@@ -558,24 +568,49 @@ fn initiators_in_direct_modes_while_sequences_run() {
         }
         target.channel.close();
     });
-    let initiators: Vec<_> = (0..INITIATORS)
+    let initiators: Vec<_> = (0..initiators)
         .map(|_| {
             let terms = Arc::clone(&terms);
             thread::spawn(move || {
                 let mut initiator = Initiator::join(address, &terms);
-                for round in 0..ROUNDS {
-                    initiator.round((round as u8) ^ (initiator.terms.number as u8 * 64));
-                }
+                play(&mut initiator);
                 initiator.channel.close();
             })
         })
         .collect();
+    let count = initiators.len() as u64;
     for initiator in initiators {
         initiator.join().unwrap();
     }
     over.store(true, Ordering::Release);
     server.join().unwrap();
-    for number in 0..INITIATORS {
+    for number in 0..count {
         blocks.close_partition(number).unwrap();
     }
+}
+
+#[test]
+fn initiators_in_direct_modes_while_sequences_run() {
+    play(INITIATORS, |initiator| {
+        for round in 0..ROUNDS {
+            initiator.round((round as u8) ^ (initiator.terms.number as u8 * 64));
+        }
+    });
+}
+
+/// Its Partition STag reaches the block still: it breaks its word, and that is no fault of the stream of a LOAD.
+#[test]
+fn a_sealed_block_that_its_owner_writes_is_loaded_as_it_is() {
+    play(1, |initiator| {
+        let ticket = initiator.take_ticket();
+        let block_offset = initiator.await_block(ticket);
+        let bound = initiator.bind(0, ticket, block_offset);
+        initiator.succeeds(bound);
+        for octet in 1..4 {
+            initiator.write(block_offset, octet);
+            initiator.load_by_request(0, octet);
+        }
+        let freed = initiator.free(0);
+        initiator.succeeds(freed);
+    });
 }

@@ -24,4 +24,4 @@ pub use quota::{HolderId, QuotaLedger};
 pub use ring::{FreeBlockRing, RingMemory};
 pub use store::{Allocation, Binding, BlockStore, ClearBlock, Freeing, StoreConfig, StoreMemory};
 pub use table::{BlockTable, Entry, next_generation};
-pub use words::Words;
+pub use words::{Words, update_word};

@@ -136,8 +136,9 @@ impl Partitions {
         let part = self.pool.part(blocks.first, blocks.count)?;
         let mut others = self.by_holder.values().map(|partition| &partition.blocks);
         if blocks.first < self.first_block || others.any(|other| meet(other, &part)) {
+            let PartitionBlocks { first, count } = blocks;
             return Err(ApiMisuse(format!(
-                "{blocks:?} are not set aside, or another partition's"
+                "{count} blocks from {first} on are not set aside, or another partition's"
             )));
         }
         let order = blocks.ring_order()?;
@@ -152,6 +153,13 @@ impl Partitions {
         let ring = FreeBlockRing::new(memory, form, part, self.first_ticket)?;
         place.insert(Partition { blocks: part, ring });
         Ok(())
+    }
+
+    /// Whether this block is one that partitions are made of.
+    pub(super) fn set_aside(&self, block_offset: BlockOffset) -> bool {
+        self.pool
+            .index_of(block_offset)
+            .is_some_and(|index| index >= self.first_block)
     }
 
     pub(super) fn of(&mut self, holder: HolderId) -> Option<&mut Partition> {

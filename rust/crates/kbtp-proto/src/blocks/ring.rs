@@ -301,6 +301,10 @@ impl FreeBlockRing {
     /// All that `is_outstanding` holds for, oldest first.
     pub fn outstanding_tickets(&mut self) -> Result<Vec<Ticket>, PeerMisbehaved> {
         let head = self.audit_head()?;
+        if head == self.not_consumed_from {
+            // The slots are many, and others wait for the store meanwhile.
+            return Ok(Vec::new());
+        }
         let written = (0..self.slot_count()).filter_map(|slot| {
             let (sequence, block_offset) = self.slot(slot);
             (block_offset != BLOCK_OFFSET_EMPTY).then_some(sequence)

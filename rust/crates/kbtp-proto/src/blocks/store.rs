@@ -230,9 +230,13 @@ impl BlockStore {
         Ok(finished)
     }
 
-    /// The CRCs of a sealed block, which everybody who sends it shares until it is freed.
-    pub fn known_crcs(&mut self, block_offset: BlockOffset) -> Arc<KnownCrcs> {
-        Arc::clone(self.known_crcs.entry(block_offset).or_default())
+    /// The CRCs of the block of `entry`, which everybody who sends it shares until it is freed.
+    ///
+    /// None for octets that may change before that: of a block that is not sealed, and of a partition's, sealed or not,
+    /// for the Partition STag of its holder reaches it still (draft 6.6).
+    pub fn known_crcs(&mut self, entry: &Entry) -> Option<Arc<KnownCrcs>> {
+        let kept = entry.sealed() && !self.partitions.set_aside(entry.block_offset);
+        kept.then(|| Arc::clone(self.known_crcs.entry(entry.block_offset).or_default()))
     }
 
     // --- ALLOC_STORE ---
@@ -273,7 +277,6 @@ impl BlockStore {
         }
         self.check_length(data_length)?;
         let entry = self.table.bind(handle, block_offset, data_length, seal)?;
-        self.known_crcs.remove(&block_offset);
         self.filling.remove(&handle);
         Ok(entry)
     }
@@ -318,7 +321,6 @@ impl BlockStore {
         check_writable(handle, &entry)?;
         self.check_length(data_length)?;
         copy(self.position(entry.block_offset)?);
-        self.known_crcs.remove(&entry.block_offset);
         self.table.update(handle, data_length, seal)
     }
 

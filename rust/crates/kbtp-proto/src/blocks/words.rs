@@ -40,13 +40,17 @@ where
     }
 
     fn update(&self, index: usize, operate: &mut dyn FnMut(u64) -> u64) -> u64 {
-        let word = &self[index];
-        let mut old = word.load(Ordering::SeqCst);
-        loop {
-            match word.compare_exchange_weak(old, operate(old), Ordering::SeqCst, Ordering::SeqCst) {
-                Ok(old) => return old,
-                Err(now) => old = now,
-            }
+        update_word(&self[index], operate)
+    }
+}
+
+/// `Words::update` of one word, by a compare-and-swap: atomic instructions of others are not overrun.
+pub fn update_word(word: &AtomicU64, operate: &mut dyn FnMut(u64) -> u64) -> u64 {
+    let mut old = word.load(Ordering::SeqCst);
+    loop {
+        match word.compare_exchange_weak(old, operate(old), Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(old) => return old,
+            Err(now) => old = now,
         }
     }
 }

@@ -46,8 +46,8 @@ pub enum Action {
         task: TaskId,
         /// In the block, from its first octet on.
         source: Span,
-        /// Of the block as it is bound now.
-        known: Arc<KnownCrcs>,
+        /// Of the block as it is bound now; None if its octets may change meanwhile.
+        known: Option<Arc<KnownCrcs>>,
         /// The initiator's memory.
         stag: u32,
         /// Where in it.

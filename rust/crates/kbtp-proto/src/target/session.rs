@@ -349,7 +349,7 @@ impl<S: SharedStore> Session<S> {
     }
 
     /// RDMA Write of `source` to the task's Data Descriptor; `written` follows.
-    pub(super) fn write(&mut self, task: TaskId, request: &Request, source: Span, known: Arc<KnownCrcs>) {
+    pub(super) fn write(&mut self, task: TaskId, request: &Request, source: Span, known: Option<Arc<KnownCrcs>>) {
         let (stag, to) = (request.data.stag, request.data.to);
         self.act(Action::Write {
             task,

@@ -358,16 +358,18 @@ fn calls_out_of_turn_are_refused() {
 }
 
 #[test]
-fn known_crcs_do_not_outlive_a_binding_by_ticket() {
-    let mut store = make(1, 1, 0, false).store;
-    let peer = open(&mut store, DIRECT, 1, 1);
-    let mut last = None;
-    for _ in 0..2 {
-        let ticket = peer.take();
-        store.bind_ticket(BASE, DIRECT, ticket, block(1), 4, true).unwrap();
-        let known = store.known_crcs(block(1));
-        assert_ne!(last.as_ref(), Some(&known));
-        last = Some(known);
-        free(&mut store, BASE, DIRECT);
-    }
+fn the_crcs_of_a_block_that_its_holder_reaches_are_never_known() {
+    let mut store = make(1, 2, 0, false).store;
+    store.quotas_mut().grant(1, 1).unwrap();
+    let peer = open(&mut store, DIRECT, 1, 2);
+    let known = |store: &mut BlockStore, handle| {
+        let entry = store.read(handle).unwrap();
+        assert!(entry.sealed());
+        store.known_crcs(&entry).is_some()
+    };
+    let ticket = peer.take();
+    store.bind_ticket(BASE, DIRECT, ticket, block(1), 4, true).unwrap();
+    assert_eq!(alloc_store(&mut store, BASE + 1, DIRECT), block(2));
+    assert_eq!(alloc_store(&mut store, BASE + 2, 1), block(0));
+    assert_eq!([0, 1, 2].map(|n| known(&mut store, BASE + n)), [false, false, true]);
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use kbtp_proto::blocks::{CounterForm, FreeBlockRing, Pool, RingMemory, Words};
 use kbtp_proto::types::TerminateCause;
 
-use crate::words::{Shared, Watched, native, network, zeroed};
+use crate::words::{Counted, Shared, Watched, native, network, zeroed};
 
 const EMPTY: u64 = u64::MAX;
 const BLOCKS: [u64; 4] = [0x1000, 0x2000, 0x3000, 0x4000];
@@ -433,4 +433,23 @@ fn memory_and_numbers_that_do_not_fit() {
     let mut memories = Memories::new(4);
     memories.tail = zeroed(2);
     assert!(refused(&memories, 4).contains("Tail: 1 words"));
+}
+
+/// The owner asks often, and the rest of the target waits for it.
+#[test]
+fn no_slot_is_looked_at_for_tickets_where_none_is_out() {
+    let slots = Counted::new(zeroed(8));
+    let memory = RingMemory {
+        slots: Box::new(slots.clone()),
+        head: Box::new(zeroed(1)),
+        tail: Box::new(zeroed(1)),
+    };
+    let mut ring = FreeBlockRing::new(memory, CounterForm::masked(2).unwrap(), pool(4), u32::MAX).unwrap();
+    let ticket = ring.take_head_ticket();
+    ring.consume(ticket).unwrap();
+    slots.take_loads();
+    assert_eq!((ring.outstanding_tickets(), slots.take_loads()), (Ok(vec![]), 0));
+    let ticket = ring.take_head_ticket();
+    assert_eq!(ring.outstanding_tickets(), Ok(vec![ticket]));
+    assert!(slots.take_loads() > 0);
 }

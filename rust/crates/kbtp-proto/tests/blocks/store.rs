@@ -296,23 +296,26 @@ fn a_store_that_is_being_copied_keeps_its_block_and_a_sealed_one_is_not_begun() 
 fn known_crcs_are_those_of_one_binding() {
     let mut store = make(1, 1, false, 0).store;
     let bound = |store: &mut BlockStore| {
-        let block_offset = begin_alloc_store(store, BASE, PREFILL);
-        store.commit_alloc_store(BASE, block_offset, 8, true).unwrap();
-        store.known_crcs(block_offset)
+        let entry = alloc_store(store, BASE, 8, true);
+        store.known_crcs(&entry).unwrap()
     };
     let first = bound(&mut store);
-    assert_eq!(store.known_crcs(POOL_BASE), first, "everybody who sends it shares them");
+    let entry = store.read(BASE).unwrap();
+    assert_eq!(
+        store.known_crcs(&entry).unwrap(),
+        first,
+        "everybody who sends it shares them"
+    );
     let freed = store.begin_free(BASE, PREFILL, TOKEN, None).unwrap();
     assert!(matches!(freed, Freeing::Freed(_)));
     assert_ne!(bound(&mut store), first);
 }
 
 #[test]
-fn known_crcs_do_not_outlive_what_was_stored() {
+fn the_crcs_of_a_block_are_known_once_nothing_is_stored_there_any_more() {
     let mut store = make(1, 1, false, 0).store;
-    let block_offset = begin_alloc_store(&mut store, BASE, PREFILL);
-    store.commit_alloc_store(BASE, block_offset, 8, false).unwrap();
-    let before = store.known_crcs(block_offset);
-    store.commit_store(BASE, 8, true, |_| ()).unwrap();
-    assert_ne!(store.known_crcs(block_offset), before);
+    let entry = alloc_store(&mut store, BASE, 8, false);
+    assert!(store.known_crcs(&entry).is_none());
+    let entry = store.commit_store(BASE, 8, true, |_| ()).unwrap();
+    assert!(store.known_crcs(&entry).is_some());
 }

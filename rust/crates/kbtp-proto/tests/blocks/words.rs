@@ -28,6 +28,45 @@ pub(crate) fn native(words: &Shared) -> u64 {
     words[0].load(Ordering::SeqCst)
 }
 
+/// Counts how often a word is looked at.
+#[derive(Clone)]
+pub(crate) struct Counted {
+    pub(crate) words: Shared,
+    loads: Arc<AtomicU64>,
+}
+
+impl Counted {
+    pub(crate) fn new(words: Shared) -> Self {
+        Self {
+            words,
+            loads: Arc::default(),
+        }
+    }
+
+    pub(crate) fn take_loads(&self) -> u64 {
+        self.loads.swap(0, Ordering::SeqCst)
+    }
+}
+
+impl Words for Counted {
+    fn count(&self) -> usize {
+        self.words.count()
+    }
+
+    fn load(&self, index: usize) -> u64 {
+        self.loads.fetch_add(1, Ordering::SeqCst);
+        self.words.load(index)
+    }
+
+    fn store(&self, index: usize, value: u64) {
+        self.words.store(index, value);
+    }
+
+    fn update(&self, index: usize, operate: &mut dyn FnMut(u64) -> u64) -> u64 {
+        self.words.update(index, operate)
+    }
+}
+
 /// Keeps every state of the memory after a store.
 #[derive(Clone)]
 pub(crate) struct Watched {

@@ -121,8 +121,8 @@ fn still_pieces_are_sent_from_where_they_lie_whatever_the_memory() {
 
 #[test]
 fn a_block_whose_crcs_are_known_is_not_read_for_them_again() {
-    let mut end = End::new(negotiated(), true, 2000, None);
-    let octets: Vec<u8> = (0..5001).map(|n| (n % 251) as u8).collect();
+    let mut end = End::new(negotiated(), true, 9000, None);
+    let octets: Vec<u8> = (0..20000).map(|n| (n % 251) as u8).collect();
     let span = end.memory.span(octets.clone());
     let known = Arc::new(KnownCrcs::default());
     let sent = |end: &mut End| {

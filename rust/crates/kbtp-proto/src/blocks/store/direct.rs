@@ -69,7 +69,6 @@ impl BlockStore {
             return Ok(Binding::Refused(Status::TicketMismatch));
         }
         self.ring_of(holder).consume(ticket)?;
-        self.known_crcs.remove(&block_offset);
         Ok(Binding::Bound(self.table.bind(
             handle,
             block_offset,
