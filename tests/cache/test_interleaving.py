@@ -289,6 +289,27 @@ def test_news_of_an_earlier_session_that_comes_late_is_none(cluster: Cluster) ->
     assert (cluster.records_are_true(), cluster.used()) == (True, 3)
 
 
+def test_a_block_that_was_counted_and_has_ended_by_itself_is_room(cluster: Cluster) -> None:
+    cluster.bound[1][FIRST_HANDLE] = BlockRef(FIRST_HANDLE, 1, 1)
+    cluster.begin(ONE)
+    del cluster.bound[1][FIRST_HANDLE]
+    assert cluster.put(b"key", blocks=4).end() == [Outcome.STORED]
+
+
+def test_a_session_that_begins_while_the_one_before_is_settled_is_settled_next(cluster: Cluster) -> None:
+    cluster.put(b"key").end()
+    cluster.index.clear()
+    cluster.index.perform(Announce(ONE))
+    cluster.begin(ONE)
+    state = cluster.writer()
+    one = cluster.put(b"one", state=state).before(Scan)
+    cluster.begin(ONE)
+    assert cluster.put(b"other", state=state).end() == [Outcome.UNAVAILABLE]
+    assert one.end() == [Outcome.UNAVAILABLE]
+    assert cluster.put(b"more", blocks=4, state=state).end() == [Outcome.STORED]
+    assert cluster.used() == state.shares[1].used_blocks == 4
+
+
 def test_a_target_that_claims_blocks_without_end_is_asked_for_so_many(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

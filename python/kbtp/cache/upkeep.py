@@ -84,16 +84,20 @@ def _settle(state: State, share: Share, target: Announcement, session: Session) 
     """Adopt the values of ours that are in the index, then free every other block of our range."""
     left = 0
     if session.resumed and session.bound_blocks:
-        if not share.adopted:
-            yield from _adopt(state, share, target, session)
-            if not share.adopted:
-                return
+        adopted = share.adopted or (yield from _adopt(state, share, target, session))
+        if not adopted or not share.is_in(session.number):
+            return
         left = max(0, session.bound_blocks - share.held_blocks)
-        handles = islice(share.unknown_handles(), limits.CACHE_SETTLE_MAX_HANDLES)
-        while left > 0 and (some := list(islice(handles, limits.CACHE_FREE_BATCH))):
+        handles, tried = share.unknown_handles(), 0
+        while left > 0 and tried < limits.CACHE_SETTLE_MAX_HANDLES:
+            some = list(islice(handles, limits.CACHE_FREE_BATCH))
+            if not some:
+                left = 0  # each handle is free now, or a value's: what was counted has ended by itself
+                break
             results = yield from _free(share, some)
-            if results is None:
+            if results is None or not share.is_in(session.number):
                 return
+            tried += len(some)
             left = max(0, left - sum(1 for result in results if result.ok))
         if left:
             log.warning("%s: %d blocks of this writer's are not found; they are not used", share.url, left)
@@ -102,8 +106,8 @@ def _settle(state: State, share: Share, target: Announcement, session: Session) 
         share.settle(left)
 
 
-def _adopt(state: State, share: Share, target: Announcement, session: Session) -> Plan[None]:
-    """What an earlier process of this writer published is ours; all of it, or `share.adopted` stays False.
+def _adopt(state: State, share: Share, target: Announcement, session: Session) -> Plan[bool]:
+    """What an earlier process of this writer published is ours; all of it, or False.
 
     Raises `IndexUnavailable`: we cannot know then.
     """
@@ -120,9 +124,10 @@ def _adopt(state: State, share: Share, target: Announcement, session: Session) -
                 if copy.incarnation == share.incarnation:
                     found.append((name, Held(octets, copy.refs)))
         if found and not (yield from _adopt_bound(state, share, target, session, found)):
-            return
+            return False
     share.adopted = True
     log.info("%d values of this writer were in the index and are adopted", share.value_count)
+    return True
 
 
 def _adopt_bound(
