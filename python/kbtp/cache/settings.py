@@ -15,6 +15,7 @@ from kbtp.address import Address
 from kbtp.cache.eviction import DEFAULT_POLICY
 from kbtp.cache.keys import Names
 from kbtp.cache.put import PutOptions
+from kbtp.cache.requests import checked_s
 from kbtp.cache.state import Identity, State
 from kbtp.errors import ApiMisuse
 from kbtp.initiator.session import InitiatorConfig
@@ -102,8 +103,8 @@ class CacheSettings:
 
     def put_options(self, ttl_s: float | None) -> PutOptions:
         chosen_s = self.ttl_s if ttl_s is None else ttl_s
-        if chosen_s is not None and not chosen_s > 0:
-            raise ApiMisuse(f"ttl_s of {chosen_s}: must be more than 0, or None")
+        if chosen_s is not None:
+            checked_s("ttl_s of", chosen_s)
         return PutOptions(chosen_s, self.copies)
 
     def state(self) -> State:
