@@ -72,7 +72,7 @@ MISTYPED: list[tuple[str, object, str]] = [
     ("copies", 0, "copies of 0: expected 1 to 16"),
     ("copies", 17, "copies of 17: expected 1 to 16"),
     ("ttl_s", "60", "ttl_s of '60': expected a number, or None"),
-    ("ttl_s", 0, "ttl_s of 0: must be more than 0"),
+    ("ttl_s", 0, "ttl_s of 0 s: must be more than 0"),
     ("eviction", ["lru"], r"eviction of \['lru'\]: expected text"),
     ("eviction", "fifo", "eviction 'fifo': one of lru, s3-fifo expected"),
     ("targets", "kbtp://host", "targets of 'kbtp://host': expected a list of URLs, or None"),
