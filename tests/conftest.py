@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
+import coverage
 import pytest
 
 import kbtp.rnic
@@ -33,6 +34,30 @@ RNICS: dict[str, Callable[[MpaOptions, dict[str, float]], Rnic]] = {"reference":
 PUNTING = ("native/0.5", "native/1.0")
 PUNTS_EVERYWHERE = os.environ.get("KBTP_TEST_PUNTS") == "everywhere"
 TARGETS = ("serve", "target", "_over_each_rnic")
+
+
+# What `make test` demands coverage of has its tests here.
+COVERED = frozenset(("wire", "iwarp", "blocks", "target", "initiator", "cache"))
+
+
+def _is_traced(item: pytest.Item) -> bool:
+    """Whether coverage follows a test. It makes one of hypothesis's three times slower, and those are not what a line
+    should owe its coverage to: which examples are drawn is chance."""
+    function = getattr(item, "obj", None)
+    drawn = getattr(function, "is_hypothesis_test", False) or item.name == "runTest"
+    return not COVERED.isdisjoint(item.path.parts) and not drawn
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    tracer = coverage.Coverage.current()
+    if tracer is None or _is_traced(item):
+        return (yield)
+    tracer.stop()
+    try:
+        return (yield)
+    finally:
+        tracer.start()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

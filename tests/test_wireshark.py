@@ -374,17 +374,17 @@ def test_kbtp_is_known_without_its_connection_data(tmp_path: Path, values: Value
     assert values(session.write(), "kbtp.opcode", "kbtp.malformed") == [[["1"], []], [["3"], ["1"]]]
 
 
-@pytest.mark.parametrize(
-    ("field", "names"), [("kbtp.opcode", Opcode), ("kbtp.status", Status), ("kbtp.option.type", OptionType)]
-)
-def test_numbers_have_the_names_of_the_registries(
-    field: str, names: Callable[..., enum.IntEnum], tshark: Tshark
-) -> None:
+def test_numbers_have_the_names_of_the_registries(tshark: Tshark) -> None:
     told = [line.split("\t") for line in tshark("-G", "values").splitlines()]
-    assert {row[2]: row[3] for row in told if row[:2] == ["V", field]} == {
-        str(int(one)): one.name
-        for one in names  # type: ignore[attr-defined]
-    }
+    names: tuple[tuple[str, type[enum.IntEnum]], ...] = (
+        ("kbtp.opcode", Opcode),
+        ("kbtp.status", Status),
+        ("kbtp.option.type", OptionType),
+    )
+    for field, registry in names:
+        assert {row[2]: row[3] for row in told if row[:2] == ["V", field]} == {
+            str(int(one)): one.name for one in registry
+        }
 
 
 def test_flags_have_the_names_of_the_registries(tshark: Tshark) -> None:

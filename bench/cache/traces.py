@@ -19,7 +19,7 @@ TIMEOUT_S = 1800.0
 
 
 def replayed(trace: Path, *options: str) -> dict[str, Any]:
-    """What `kbtp replay` says. Raises `CalledProcessError` if an octet was wrong."""
+    """What `kbtp replay` says; of one that says nothing, that it was wrong."""
     command = [
         sys.executable,
         "-m",

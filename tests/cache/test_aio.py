@@ -72,6 +72,19 @@ def test_put_and_get(run: Callable[..., None], target: WatchedServer) -> None:
     assert target.used_blocks == 0
 
 
+def test_to_revoke_twice_revokes_nobody_else_s_buffer(run: Callable[..., None]) -> None:
+    async def use(cache: AsyncCache) -> None:
+        await cache.put(b"key", b"value")
+        first = cache.register(bytearray(BLOCK_BYTES))
+        first.revoke()
+        cache.register(bytearray(BLOCK_BYTES))
+        first.revoke()
+        [link] = cache._links._links.values()
+        assert len(link.regions) == len(cache._links._buffers) == 1
+
+    run(use)
+
+
 def test_many_tasks_at_once(run: Callable[..., None]) -> None:
     async def use(cache: AsyncCache) -> None:
         async def work(number: int) -> None:

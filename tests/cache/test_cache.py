@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -55,8 +56,11 @@ def test_what_is_no_key_or_no_buffer_is_said(cache: Cache) -> None:
         cache.get_into(b"key", b"octets")
     with pytest.raises(ApiMisuse, match="2 keys, 1 buffers"):
         cache.put_many([b"a", b"b"], [b"value"])
-    with pytest.raises(ApiMisuse, match="ttl_s of 0"):
-        cache.put(b"key", b"value", ttl_s=0)
+    for never_s in (0, -1, math.nan, math.inf, 1e300):
+        with pytest.raises(ApiMisuse, match="ttl_s of"):
+            cache.put(b"key", b"value", ttl_s=never_s)
+        with pytest.raises(ApiMisuse, match="a pin for"):
+            cache.pin([b"key"], never_s)
 
 
 def test_one_bad_item_is_its_own_affair(cache: Cache) -> None:
@@ -338,10 +342,22 @@ def test_a_value_larger_than_the_share_is_told(cache: Cache, target: WatchedServ
     assert cache.counters.no_space == 1
 
 
-def test_a_batch_larger_than_the_share_keeps_what_fits_last(cache: Cache, target: WatchedServer) -> None:
+def test_a_batch_larger_than_the_share_keeps_its_beginning(cache: Cache, target: WatchedServer) -> None:
+    cache.put(b"before", bytes(BLOCK_BYTES))
     keys = [b"%d" % number for number in range(10)]
-    assert {*outcomes(cache.put_many(keys, [bytes(BLOCK_BYTES)] * 10))} == {Outcome.STORED}
-    assert [cache.contains(key) for key in keys].count(True) == 4
+    stored = cache.put_many(keys, [bytes(BLOCK_BYTES)] * 10)
+    assert outcomes(stored) == [Outcome.STORED] * 4 + [Outcome.NO_SPACE] * 6
+    assert [cache.contains(key) for key in keys] == [item.ok for item in stored]
+    assert target.used_blocks == 4
+
+
+def test_what_is_there_already_makes_no_way_for_the_rest_of_its_batch(cache: Cache, target: WatchedServer) -> None:
+    keys = [b"%d" % number for number in range(5)]
+    cache.put(keys[0], bytes(2 * BLOCK_BYTES))
+    cache.put_many([b"x", b"y"], [bytes(BLOCK_BYTES)] * 2)
+    stored = cache.put_many(keys, [bytes(BLOCK_BYTES)] * 5)
+    assert outcomes(stored) == [Outcome.PRESENT] + [Outcome.STORED] * 2 + [Outcome.NO_SPACE] * 2
+    assert cache.longest_prefix(keys) == 3
     assert target.used_blocks == 4
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent import futures
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -139,6 +141,28 @@ def test_a_session_lost_in_the_middle_of_a_put_is_swept(open_cache: OpenCache, t
     assert target.wait_until(lambda: not target.target.sessions)
     assert cache.put(b"next", b"value") is Outcome.STORED
     assert target.used_blocks == 2
+    assert cache.contains(b"kept")
+
+
+def test_blocks_of_a_put_that_is_interrupted_at_several_targets_are_found(
+    open_cache: OpenCache, serve: Callable[..., WatchedServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was bound is not heard of then."""
+    targets = [serve(), serve()]
+    cache = open_cache(targets=[target.url for target in targets], copies=2)
+    cache.put(b"kept", b"value")
+
+    def interrupted(running: Iterable[Future[Any]]) -> None:
+        monkeypatch.undo()
+        futures.wait(running)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kbtp.cache.links.wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cache.put(b"key", bytes(2 * BLOCK_BYTES))
+    assert all(target.wait_until(lambda at=target: not at.target.sessions) for target in targets)
+    assert cache.put(b"next", bytes(3 * BLOCK_BYTES)) is Outcome.STORED
+    assert [target.used_blocks for target in targets] == [4, 4]
     assert cache.contains(b"kept")
 
 

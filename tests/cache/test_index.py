@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
+import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import valkey
 from kbtp import limits
 from kbtp.cache import IndexUnavailable, MemoryIndex
 from kbtp.cache.announcement import Announcement
+from kbtp.cache.commands import exchange
 from kbtp.cache.embedded import EmbeddedIndex, _free_port, _program
 from kbtp.cache.index import index_url, open_async_index, open_index
 from kbtp.cache.keys import Names
@@ -40,6 +44,7 @@ from kbtp.cache.steps import (
 from kbtp.errors import ApiMisuse
 
 DEADLINE_S = 10.0
+TRICKLE_S = 0.01
 NAMES = Names("model")
 A, B, C = (NAMES.of(key) for key in (b"a", b"b", b"c"))
 OWNER = bytes(range(16))
@@ -49,9 +54,9 @@ Perform = Callable[[IndexStep], Any]
 class FromAsyncio:
     """An asyncio index, asked step by step."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, timeout_s: float = limits.CACHE_TIMEOUT_S) -> None:
         self._loop = asyncio.new_event_loop()
-        self._index = open_async_index(url, limits.CACHE_TIMEOUT_S)
+        self._index = open_async_index(url, timeout_s)
 
     def perform(self, step: IndexStep) -> Any:
         return self._loop.run_until_complete(self._index.perform(step))
@@ -257,6 +262,30 @@ def test_a_local_socket(tmp_path: Path) -> None:
         process.kill()
 
 
+@pytest.mark.parametrize("reply", [None, 7, b"x", "x", [], [7], [None], [b"x", 7], [[b"x"]]], ids=repr)
+@pytest.mark.parametrize(
+    "step",
+    [
+        Lookup([A, B], collect=OWNER),
+        Publish([(A, b"1"), (B, b"2")]),
+        Remove([(A, b"1"), (B, b"2")]),
+        Discard([A, B]),
+        Scan(NAMES.fingerprint),
+        ListTargets(),
+    ],
+    ids=lambda step: type(step).__name__,
+)
+def test_an_answer_that_is_none_is_no_answer(step: IndexStep, reply: Any) -> None:
+    asking = exchange(step)
+    commands = next(asking)
+    with pytest.raises((IndexUnavailable, StopIteration)) as ended:
+        for _ in range(3):
+            commands = asking.send([reply] * len(commands))
+    if isinstance(ended.value, StopIteration):  # only None and octets pass for a record
+        assert isinstance(step, Discard)
+        assert set(ended.value.value) <= {None, b"x"}
+
+
 # --- where it is ---------------------------------------------------------------------------------
 
 
@@ -270,6 +299,81 @@ def test_a_target_s_url_names_the_index_beside_it() -> None:
 def test_a_url_that_names_none(url: str) -> None:
     with pytest.raises(ApiMisuse, match=r"names no index|SERVICE"):
         open_index(url, 1.0)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "valkey://host:abc",
+        "valkey://host:99999",
+        "valkey://[::1",
+        "valkey://host?socket_timeout=long",
+        "valkey+cluster://host:abc",
+        "valkey+sentinel://host:abc/service",
+    ],
+)
+def test_a_url_that_cannot_be_used(url: str) -> None:
+    for open_ in (open_index, open_async_index):
+        with pytest.raises(ApiMisuse, match="the URL of the index cannot be used"):
+            open_(url, 1.0)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["valkeys+sentinel://host/service", "rediss+sentinel://host/service", "valkey+sentinel://:secret@host/service"],
+)
+def test_a_sentinel_is_not_asked_without_what_the_url_says(url: str) -> None:
+    for open_ in (open_index, open_async_index):
+        with pytest.raises(ApiMisuse, match="cannot be reached with TLS or a password") as refused:
+            open_(url, 1.0)
+        assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("open_", [lambda url: open_index(url, 1.0), FromAsyncio], ids=["threads", "asyncio"])
+def test_a_cluster_that_is_not_there_does_not_answer(open_: Callable[[str], FromAsyncio]) -> None:
+    index = open_(f"valkey+cluster://127.0.0.1:{_free_port('127.0.0.1')}")
+    with pytest.raises(IndexUnavailable):
+        index.perform(Lookup([A]))
+    index.close()
+
+
+@contextmanager
+def trickling() -> Iterator[int]:
+    """The port of a server that answers octet by octet, without end."""
+    ended = threading.Event()
+
+    def answer() -> None:
+        with contextlib.suppress(OSError):
+            connected, _ = listening.accept()
+            listening.close()
+            with connected:
+                connected.sendall(b"$1000000\r\n")
+                for _ in range(round(DEADLINE_S / TRICKLE_S)):
+                    if ended.wait(TRICKLE_S):
+                        break
+                    connected.sendall(b"x")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            yield port
+        finally:
+            ended.set()
+            thread.join()
+
+
+@pytest.mark.parametrize("open_", [open_index, FromAsyncio], ids=["threads", "asyncio"])
+@pytest.mark.parametrize(
+    "url", ["valkey://127.0.0.1:{}", "valkey+cluster://127.0.0.1:{}", "valkey+sentinel://127.0.0.1:{}/index"]
+)
+def test_an_index_that_trickles_does_not_answer_in_time(url: str, open_: Callable[..., FromAsyncio]) -> None:
+    with trickling() as port:
+        index = open_(url.format(port), 0.5)
+        with pytest.raises(IndexUnavailable, match=r"[Tt]imeout|deadline"):
+            index.perform(Lookup([A]))
+        index.close()
 
 
 def test_an_index_that_is_not_there_is_not_asked_again_at_once() -> None:

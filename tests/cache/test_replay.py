@@ -12,10 +12,15 @@ from click.testing import CliRunner
 
 from bench.eviction import hit_percent, requests_of, unique_of
 from kbtp.cache import Cache
+from kbtp.cache.announcement import Announcement
+from kbtp.cache.embedded import EmbeddedIndex
 from kbtp.cache.eviction import Lru
+from kbtp.cache.index import open_index
 from kbtp.cache.replay import Replay, Request, paced, read_trace, write_contents, wrong_octets
+from kbtp.cache.steps import Announce
 from kbtp.cli import cli
 from kbtp.errors import ApiMisuse
+from kbtp.limits import CACHE_TIMEOUT_S
 
 from .conftest import BLOCK_BYTES, WatchedServer
 
@@ -81,6 +86,24 @@ def test_the_command_is_for_people_too() -> None:
     result = CliRunner().invoke(cli, ["replay", str(TRACE), "--requests", "5"])
     assert result.exit_code == 0, result.output
     assert "hit ratio blocks" in result.stdout
+
+
+def test_a_pool_is_counted_in_values_however_many_blocks_the_target_has_for_each(
+    serve: Callable[..., WatchedServer],
+) -> None:
+    target = serve(block_size_bytes=1024, pool_blocks=4 * UNIQUE, quota=1)
+    embedded = EmbeddedIndex()
+    try:
+        index = open_index(embedded.url, CACHE_TIMEOUT_S)
+        index.perform(Announce(Announcement(target.target.incarnation, target.url, 1024, 4 * UNIQUE)))
+        index.close()
+        command = ["replay", str(TRACE), "--pool", "50%", "--block-bytes", "4KiB", "--json"]
+        told = [CliRunner().invoke(cli, [*command, *where]) for where in ([embedded.url], [])]
+        here, started = (json.loads(result.stdout) for result in told)
+        assert 0 < here["hit_blocks"] == started["hit_blocks"]
+        assert here["wrong_octets"] == 0
+    finally:
+        embedded.close()
 
 
 @pytest.mark.parametrize("pool", ["0", "x", "-5%"])

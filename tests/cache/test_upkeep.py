@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,10 +15,13 @@ from kbtp.cache import Cache, IndexUnavailable, MemoryIndex, Outcome
 from kbtp.cache.announcement import Announcement
 from kbtp.cache.announcer import Announcer
 from kbtp.cache.backoff import Backoff
+from kbtp.cache.checksum import Value, checksums
+from kbtp.cache.commands import exchange
 from kbtp.cache.drain import drain_target
 from kbtp.cache.keys import Names
 from kbtp.cache.steps import Announce, IndexStep, ListTargets, Publish, Withdraw
 from kbtp.errors import ApiMisuse
+from kbtp.initiator.view import SessionView
 from kbtp.limits import CACHE_BACKOFF_MAX_S, CACHE_BACKOFF_MIN_S
 
 from .conftest import BLOCK_BYTES, Clock, WatchedServer
@@ -69,12 +74,63 @@ def test_an_index_that_is_away_at_the_end_is_no_error(clock: Clock, caplog: pyte
     assert "is not withdrawn" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "octets", [b"", b"{}", b'{"incarnation": 0, "url": "x", "block_bytes": 1, "pool_blocks": 1}', b"[1]"]
-)
+SAID = {"incarnation": 5, "url": "kbtp://10.0.0.1", "block_bytes": 4096, "pool_blocks": 16}
+BAD_ANNOUNCEMENTS = [
+    b"",
+    b"{}",
+    b"[1]",
+    b"[" * 100_000,
+    *(
+        json.dumps({**SAID, field: value}).encode()
+        for field, value in (
+            ("incarnation", 0),
+            ("incarnation", 1 << 64),
+            ("incarnation", "5"),
+            ("block_bytes", 1),
+            ("block_bytes", 1 << 40),
+            ("block_bytes", 4096.0),
+            ("pool_blocks", 0),
+            ("pool_blocks", -1),
+            ("pool_blocks", 10**400),
+            ("url", 7),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("octets", BAD_ANNOUNCEMENTS, ids=range(len(BAD_ANNOUNCEMENTS)))
 def test_what_is_no_announcement(octets: bytes) -> None:
     with pytest.raises(ApiMisuse, match="an announcement in the index cannot be read"):
         Announcement.parse(octets)
+
+
+def test_an_announcement_of_a_later_version_is_read() -> None:
+    assert Announcement.parse(json.dumps({**SAID, "zone": "a"}).encode()) == TARGET
+
+
+def test_an_announcement_that_cannot_be_read_is_told_once_and_hides_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    beats = [b"1000 " + octets for octets in (b"nonsense", TARGET.pack())] + [b"no time " + TARGET.pack(), b""]
+    for _ in range(3):
+        listing = exchange(ListTargets())
+        next(listing)
+        with pytest.raises(StopIteration) as listed:
+            listing.send([[b"1001", beats, []]])
+        assert listed.value.value == [TARGET]
+    assert caplog.text.count("an announcement in the index cannot be read") == 1
+
+
+def test_a_target_whose_answer_is_none_is_told_once_and_not_used(
+    open_cache: OpenCache, clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terms = SessionView.terms
+    assert terms.fget is not None
+    read = terms.fget
+    monkeypatch.setattr(SessionView, "terms", property(lambda self: dataclasses.replace(read(self), pool_blocks=0)))
+    cache = open_cache(clock=clock)
+    for _ in range(3):
+        assert cache.put(b"key", b"value") is Outcome.UNAVAILABLE
+        clock.now_s += 10
+    assert caplog.text.count("is not used: its HELLO_ACK says number of blocks 0") == 1
 
 
 def test_an_announcement_is_read_as_it_was_written() -> None:
@@ -104,9 +160,18 @@ def test_a_buffer_is_registered_with_sessions_that_are_open(cache: Cache) -> Non
     assert cache.get_into(b"key", memoryview(memory)[BLOCK_BYTES:]) == 5
     assert bytes(memory[BLOCK_BYTES : BLOCK_BYTES + 5]) == b"value"
     registration.revoke()
-    registration.revoke()
     with pytest.raises(ApiMisuse):
         cache.register(7)
+
+
+def test_to_revoke_twice_revokes_nobody_else_s_buffer(cache: Cache) -> None:
+    cache.put(b"key", b"value")
+    first = cache.register(bytearray(BLOCK_BYTES))
+    first.revoke()
+    cache.register(bytearray(BLOCK_BYTES))
+    first.revoke()
+    [link] = cache._links._links.values()
+    assert len(link.regions) == len(cache._links._buffers) == 1
 
 
 def test_copies_are_cut_alike(open_cache: OpenCache, serve: Callable[..., WatchedServer]) -> None:
@@ -143,12 +208,27 @@ def test_a_drain_leaves_what_it_cannot_read(
     assert drain_target(index, target.url, undo=True) == 0
 
 
-def test_large_values_are_checked_by_another_thread(open_cache: OpenCache, serve: Callable[..., WatchedServer]) -> None:
+def test_large_values_are_checked_by_another_thread(
+    open_cache: OpenCache, serve: Callable[..., WatchedServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[tuple[bool, int]] = []
+
+    def watched(values: Sequence[Value]) -> list[int]:
+        checked.append((threading.current_thread() is threading.main_thread(), len(values)))
+        return checksums(values)
+
+    monkeypatch.setattr("kbtp.cache.links.checksums", watched)
     large = serve(block_size_bytes=1 << 20, pool_blocks=32, quota=32)
     cache = open_cache(targets=[large.url])
     values = [bytes([place]) * (3 << 20) for place in range(8)]
     keys = [b"%d" % place for place in range(8)]
     assert all(item.ok for item in cache.put_many(keys, values))
+    assert checked == [(False, 8)]
+    checked.clear()
     into = [bytearray(3 << 20) for _ in keys]
     assert all(item.ok for item in cache.get_many_into(keys, into))
     assert into == values
+    *aside, last = sorted(checked)
+    assert {is_main for is_main, _ in aside} == {False}
+    assert last[0]  # nothing comes in meanwhile
+    assert sum(count for _, count in checked) == 8

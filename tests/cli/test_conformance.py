@@ -12,6 +12,8 @@ import pytest
 
 from kbtp.cli import main
 from kbtp.conformance import catalogue
+from kbtp.key_file import add_key
+from kbtp.keys import Key
 from kbtp.rnic import open_rnic
 from kbtp.target.config import TargetConfig
 from kbtp.target.server import Server
@@ -84,6 +86,24 @@ def test_what_a_target_is_not_configured_for_is_skipped_with_the_reason(run: Run
     assert all("not configured for it: the target grants DIRECT_" in case["reason"] for case in cases)
 
 
+def test_what_keys_there_are_says_the_key_file(run: Run, url: str, tmp_path: Path) -> None:
+    """Cases for targets without keys are not run against one with, nor the other way round."""
+    file, words = (
+        tmp_path / "keys",
+        ("-k", "auth-without-keys", "-k", "replayed-hello", "-k", "identity-is-of-a-domain"),
+    )
+
+    def skipped(*arguments: str) -> set[str]:
+        _, out, _ = run(url, *arguments, *words, "--json")
+        return {case["name"].rpartition("/")[2] for case in json.loads(out)["cases"] if case["outcome"] == "skipped"}
+
+    assert skipped("--with", "short-waits") == {"replayed-hello", "identity-is-of-a-domain"}
+    add_key(file, Key(1, bytes(range(32)), "here"))
+    assert skipped("--key-file", str(file)) == {"auth-without-keys", "identity-is-of-a-domain"}
+    add_key(file, Key(2, bytes(range(32)), "there"))
+    assert skipped("--key-file", str(file), "--with", "keys") == {"auth-without-keys"}
+
+
 def test_an_initiator_that_passes(run: Run) -> None:
     command = f"{sys.executable} -m kbtp.conformance.workload"
     status, out, err = run("--role", "initiator", "--run", command, "-k", "initiator-requests/whole-workload")
@@ -103,7 +123,12 @@ def test_nobody_listens(run: Run) -> None:
         ((), "needs its URL"),
         (("kbtp://127.0.0.1", "--run", "x"), "neither --run nor --listen"),
         (("kbtp://127.0.0.1", "--role", "initiator"), "give --listen or --run"),
+        (("--role", "initiator"), "give --run and the command"),
+        (("--role", "initiator", "--run", "no-such-program {url}"), "there is no program 'no-such-program'"),
+        (("--role", "initiator", "--run", ""), "there is no program ''"),
+        (("--role", "initiator", "--run", "'./client"), "No closing quotation"),
         (("kbtp://127.0.0.1", "--with", "magic"), "there are direct-load"),
+        (("kbtp://127.0.0.1", "--with", "keys"), "--key-file says otherwise"),
         (("kbtp://127.0.0.1", "-k", "no such case"), "no case holds"),
         (("kbtp://127.0.0.1", "--expect", "none.toml"), "cannot read none.toml"),
         (("kbtp://127.0.0.1", "--key-file", "none.keys"), "cannot be read"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import sys
 from pathlib import Path
 
@@ -60,6 +61,11 @@ def test_what_may_not_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Path, "unlink", unlink)
     result = run("remove", "--folder", str(tmp_path))
     assert (result.exit_code, result.output) == (2, f"Error: {tmp_path / 'kbtp.lua'}: Permission denied\n")
+
+
+def test_json_says_where(tmp_path: Path) -> None:
+    for verb in ("install", "remove"):
+        assert json.loads(run(verb, "--folder", str(tmp_path), "--json").output) == {"path": str(tmp_path / "kbtp.lua")}
 
 
 def test_what_is_not_there_cannot_be_removed(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -18,6 +19,7 @@ from kbtp.conformance.result import Outcome, Result
 from kbtp.conformance.rule import Level
 from kbtp.conformance.runner import TargetRunner
 from kbtp.conformance.setup import Setup
+from kbtp.wire import ConnectionData
 
 RULE = "KL1"
 
@@ -44,6 +46,14 @@ def does_not_apply(_probe: TargetProbe) -> None:
 
 def breaks(_probe: TargetProbe) -> None:
     raise KeyError("a fault of the case")
+
+
+def takes_too_long(_probe: TargetProbe) -> None:
+    raise TimeoutError("timed out")
+
+
+def cannot_be_parsed(_probe: TargetProbe) -> None:
+    ConnectionData.parse(b"HTTP/1.1 400 Bad Request")
 
 
 @pytest.fixture
@@ -98,6 +108,15 @@ def test_each_end_of_a_case_has_its_outcome(listener: socket.socket) -> None:
     assert failing == {"deviates", "breaks", "mended"}
 
 
+@pytest.mark.parametrize("does", [takes_too_long, cannot_be_parsed])
+def test_what_the_peer_does_wrong_is_no_fault_of_the_case(
+    listener: socket.socket, does: Callable[[TargetProbe], None]
+) -> None:
+    result = run(listener, make("one", does))["one"]
+    assert result.outcome is Outcome.FAILED
+    assert result.expected and result.saw
+
+
 def test_no_case_waits_beyond_its_time(listener: socket.socket) -> None:
     """A target that accepts and says nothing fails what expects something, within the case's time."""
 
@@ -139,6 +158,32 @@ def test_cases_run_side_by_side_and_those_that_must_be_alone_do_not(listener: so
     results = run(listener, make("alone", alone, alone=True), make("first", meets), make("second", meets), at_once=2)
     assert {result.outcome for result in results.values()} == {Outcome.PASSED}
     assert seen_alone == [set()]
+
+
+def test_who_leaves_in_the_middle_waits_for_no_further_case(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, ran = threading.Event(), []
+
+    class Threads(ThreadPoolExecutor):
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            super().shutdown(wait=False, cancel_futures=cancel_futures)
+            left.set()
+            super().shutdown(wait)
+
+    def is_at_work(_probe: TargetProbe) -> None:
+        left.wait(5)
+
+    def runs(_probe: TargetProbe) -> None:
+        ran.append(True)
+
+    monkeypatch.setattr(runner_module, "ThreadPoolExecutor", Threads)
+    address = Address(*listener.getsockname()[:2])
+    cases = [make("first", holds), make("at-work", is_at_work), make("never", runs)]
+    results = TargetRunner(address, Setup(), Expectations()).run(cases)
+    next(results)
+    results.close()
+    assert not ran
 
 
 def test_connections_are_closed_behind_a_case(listener: socket.socket) -> None:

@@ -2,47 +2,15 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 
 import pytest
 
 from kbtp.conformance import segments
 from kbtp.conformance.deviation import Deviation
 from kbtp.conformance.memory import Memory
-from kbtp.conformance.startup import Startup
-from kbtp.conformance.stream import Stream
-from kbtp.conformance.tcp import Deadline, Tcp
 from kbtp.iwarp.rdmap import AtomicOperation, AtomicRequest, RdmapOpcode, ReadRequest
-
-Pair = tuple[Stream, Stream]
-
-
-@pytest.fixture
-def pair() -> Iterator[Callable[..., Pair]]:
-    """`pair(markers=False)`: both ends of one stream."""
-    with ExitStack() as stack:
-
-        def connect(*, markers: bool = False, timeout_s: float = 5.0) -> Pair:
-            ends = socket.socketpair(socket.AF_UNIX)
-            for end in ends:
-                stack.callback(end.close)
-            tcps = [_UnixTcp(end, Deadline(timeout_s)) for end in ends]
-            request, reply = (Startup(markers=markers).frame(reply=reply) for reply in (False, True))
-            return Stream(tcps[0], request, reply, active=True), Stream(tcps[1], request, reply, active=False)
-
-        yield connect
-
-
-class _UnixTcp(Tcp):
-    """A socket pair has no TCP options."""
-
-    def __init__(self, sock: socket.socket, deadline: Deadline) -> None:
-        self.socket = sock
-        self.deadline = deadline
-        self.was_reset = False
-        self._pushed_back = b""
+from tests.conformance.conftest import Pair
 
 
 @pytest.mark.parametrize("markers", [False, True])
@@ -119,9 +87,51 @@ def test_no_wait_outlives_the_deadline(pair: Callable[..., Pair]) -> None:
     ours, _ = pair(timeout_s=0.05)
     with pytest.raises(Deviation, match="nothing within"):
         ours.next_send("a COMPLETION")
-    ours.tcp.expect_silence("nothing is sent")
     with pytest.raises(Deviation, match="stopped reading"):
         ours.tcp.send(bytes(1 << 24))
+
+
+def test_a_peer_that_goes_on_sending_does_not_keep_the_case(pair: Callable[..., Pair]) -> None:
+    ours, theirs = pair(timeout_s=0.0)
+    theirs.send_ulpdus(*(segments.write(0, 0) for _ in range(10)))
+    for waits in (ours.expect_end, ours.tcp.expect_close, ours.next_send):
+        with pytest.raises(Deviation, match="the end of the time of the case"):
+            waits("what never comes")
+    with pytest.raises(Deviation, match="octets"):
+        ours.tcp.expect_no_octets("nothing may come", for_s=0.1)
+    with pytest.raises(Deviation, match="the end of the time of the case"):
+        ours.tcp.expect_no_octets("nothing may come", for_s=0.1)
+
+
+def test_what_came_in_the_same_octets_is_no_silence(pair: Callable[..., Pair]) -> None:
+    ours, theirs = pair()
+    theirs.send_ulpdus(segments.send(1, b"allowed"), segments.send(2, b"forbidden"))
+    ours.next_send("the first one")
+    with pytest.raises(Deviation, match="silence"):
+        ours.expect_silence("nothing may follow", for_s=0.05)
+
+
+def test_half_an_fpdu_is_no_silence(pair: Callable[..., Pair]) -> None:
+    ours, theirs = pair()
+    allowed, forbidden = theirs.fpdu(segments.send(1, b"allowed")), theirs.fpdu(segments.send(2, b"forbidden"))
+    theirs.send_octets(allowed + forbidden[:9])
+    ours.next_send("the first one")
+    with pytest.raises(Deviation, match="silence"):
+        ours.expect_silence("nothing may follow", for_s=0.05)
+
+
+def test_a_silence_that_there_is_no_time_for_was_not_seen(pair: Callable[..., Pair]) -> None:
+    ours, _ = pair(timeout_s=0.05)
+    with pytest.raises(Deviation, match="time of the case"):
+        ours.expect_silence("nothing is sent", for_s=0.1)
+    ours.tcp.expect_silence("nothing is sent", for_s=0.001)
+
+
+def test_octets_behind_a_frame_are_kept_when_none_are_asked_for(pair: Callable[..., Pair]) -> None:
+    ours, theirs = pair()
+    theirs.send_octets(b"frame and more")
+    assert (ours.tcp.receive(5, "a frame"), ours.tcp.receive(0, "nothing")) == (b"frame", b"")
+    assert ours.tcp.receive(9, "the rest") == b" and more"
 
 
 def test_an_atomic_without_its_response(pair: Callable[..., Pair]) -> None:

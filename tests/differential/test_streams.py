@@ -240,7 +240,7 @@ BOTH = st.lists(HOW, min_size=2, max_size=2)
 
 
 @pytest.mark.parametrize("moves_of", [HONEST_MOVES, HOSTILE_MOVES], ids=["honest", "hostile"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(options=OPTIONS, how=BOTH, first_msn=FIRST_MSNS, data=st.data())
 def test_two_ends_and_the_octets_between_them(
     native_stack: Any,
@@ -381,7 +381,7 @@ TALK = weighted(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(options=OPTIONS, how=HOW, active=BOOLEANS, moves=st.lists(TALK, min_size=8, max_size=30))
 def test_one_end_and_a_peer_that_knows_the_protocol(
     native_stack: Any,
@@ -416,7 +416,7 @@ LONE_MOVES = weighted(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     options=OPTIONS,
     how=HOW,

@@ -15,10 +15,9 @@ from kbtp.cache.index import AsyncIndex, open_async_index
 from kbtp.cache.lookups import clear, contains_many, delete_many, pin_many, unpin_many
 from kbtp.cache.outcomes import Counters, Item, Outcome, ended, valid
 from kbtp.cache.put import put_many
-from kbtp.cache.requests import gets_of, named_of, puts_of
+from kbtp.cache.requests import checked_s, gets_of, named_of, puts_of
 from kbtp.cache.settings import CacheSettings
 from kbtp.cache.steps import TARGET_STEPS, IndexUnavailable, ListTargets, Plan, Step
-from kbtp.errors import ApiMisuse
 from kbtp.rnic import open_rnic
 from kbtp.verbs.api import Rnic
 from kbtp.verbs.buffers import buffer_of
@@ -110,8 +109,7 @@ class AsyncCache:
 
     async def pin(self, keys: Sequence[bytes], seconds: float) -> list[Item]:
         """See `Cache.pin`."""
-        if not seconds > 0:
-            raise ApiMisuse(f"a pin for {seconds} s: must be more than 0")
+        checked_s("a pin for", seconds)
         named = named_of(self._names, keys)
         await self._run(pin_many(self._state, named, seconds))
         return [ended(one.item) for one in named]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -50,6 +51,8 @@ class AsyncLinks:
         self._now_s = now_s
         self._links: dict[str, AsyncLink] = {}
         self._buffers: dict[int, object] = {}
+        self._keys = itertools.count(1)
+        self._session_numbers = itertools.count(1)
 
     # --- steps ---------------------------------------------------------------------------------
 
@@ -71,8 +74,7 @@ class AsyncLinks:
         for url in self._settings.targets or ():
             client = await self._opened(self._link(url))
             if client is not None:
-                terms = client.terms
-                found.append(Announcement(terms.incarnation, url, terms.block_size_bytes, terms.pool_blocks))
+                found += Announcement.of(url, client.terms)
         return found
 
     async def _session(self, target: Announcement) -> Session | None:
@@ -182,17 +184,17 @@ class AsyncLinks:
                 if last == 0:
                     raise
                 log.warning("%s has no room for this writer: its values can be read, none put there", link.url)
-        opened = self._counters.sessions.get(link.url, 0) + 1
-        self._counters.sessions[link.url] = opened
+        self._counters.sessions[link.url] = self._counters.sessions.get(link.url, 0) + 1
         link.regions = {key: client.register(buffer) for key, buffer in self._buffers.items()}
-        link.session = Session.of(client.terms, opened, anonymous=config.initiator_id is None)
+        number = next(self._session_numbers)
+        link.session = Session.of(client.terms, number, anonymous=config.initiator_id is None)
         return client
 
     # --- memory --------------------------------------------------------------------------------
 
     def register(self, buffer: object) -> int:
         """Have `buffer` registered in every session, also those to come; a number for `revoke`."""
-        key = max(self._buffers, default=0) + 1
+        key = next(self._keys)
         self._buffers[key] = buffer
         for link in self._links.values():
             if link.client is not None and not link.client.closed:

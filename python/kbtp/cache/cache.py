@@ -14,10 +14,9 @@ from kbtp.cache.links import Links
 from kbtp.cache.lookups import clear, contains_many, delete_many, pin_many, unpin_many
 from kbtp.cache.outcomes import Counters, Item, Outcome, ended, valid
 from kbtp.cache.put import put_many
-from kbtp.cache.requests import gets_of, named_of, puts_of
+from kbtp.cache.requests import checked_s, gets_of, named_of, puts_of
 from kbtp.cache.settings import CacheSettings
 from kbtp.cache.steps import TARGET_STEPS, IndexUnavailable, ListTargets, Plan, Step
-from kbtp.errors import ApiMisuse
 from kbtp.rnic import open_rnic
 from kbtp.verbs.api import Rnic
 from kbtp.verbs.buffers import buffer_of
@@ -91,7 +90,8 @@ class Cache:
     # --- batch forms ---------------------------------------------------------------------------
 
     def put_many(self, keys: Sequence[bytes], values: Sequence[object], *, ttl_s: float | None = None) -> list[Item]:
-        """Store each of `values`; they are as if used one after the other from the last to the first."""
+        """Store each of `values`; they are as if used one after the other from the last to the first. None evicts
+        another one of the batch: what does not fit beside those before it is NO_SPACE."""
         self._settings.check_writes()
         puts = puts_of(self._names, keys, values)
         self._run(put_many(self._state, puts, self._settings.put_options(ttl_s), self._now_s()))
@@ -127,8 +127,7 @@ class Cache:
 
     def pin(self, keys: Sequence[bytes], seconds: float) -> list[Item]:
         """Keep values from being evicted for so long: HIT or MISS for each. A pin ends by itself."""
-        if not seconds > 0:
-            raise ApiMisuse(f"a pin for {seconds} s: must be more than 0")
+        checked_s("a pin for", seconds)
         named = named_of(self._names, keys)
         self._run(pin_many(self._state, named, seconds))
         return [ended(one.item) for one in named]

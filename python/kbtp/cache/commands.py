@@ -19,7 +19,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, TypeAlias
 
 from kbtp import limits
-from kbtp.cache.announcement import Announcement
+from kbtp.cache.announcement import Announcement, warn_once
 from kbtp.cache.steps import (
     Announce,
     Discard,
@@ -79,6 +79,8 @@ for i = 1, #KEYS, 2 do
 end
 return out
 """
+_STRINGS = frozenset((bytes, type(None)))
+_FIRSTS = (False, True)
 _REMOVALS = (Removal.GONE, Removal.PINNED, Removal.REMOVED)
 # KEYS: record, pins; ARGV: holder, ms.
 _PIN = (
@@ -96,7 +98,8 @@ _ANNOUNCE = (
     + """
 local all = redis.call('HGETALL', KEYS[1])
 for i = 1, #all, 2 do
-    if now - tonumber(string.match(all[i + 1], '^%d+')) > tonumber(ARGV[3]) then redis.call('HDEL', KEYS[1], all[i]) end
+    local beat = tonumber(string.match(all[i + 1], '^%d+')) or 0
+    if now - beat > tonumber(ARGV[3]) then redis.call('HDEL', KEYS[1], all[i]) end
 end
 redis.call('HSET', KEYS[1], ARGV[1], string.format('%d ', now) .. ARGV[2])
 """
@@ -108,6 +111,13 @@ _KEEP_BEATS_MS = round(limits.CACHE_BEAT_TTL_S * 1000 * 30)
 
 def exchange(step: IndexStep) -> Exchange:
     """Raises `IndexUnavailable` at a reply that cannot be one."""
+    try:
+        return (yield from _exchange(step))
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise IndexUnavailable(f"the index answers a {type(step).__name__} with something else ({error})") from error
+
+
+def _exchange(step: IndexStep) -> Exchange:
     match step:
         case Lookup():
             return _lookup(step)
@@ -179,13 +189,21 @@ def _lookup(step: Lookup) -> Exchange:
     if life is None:
         yield [("SET", LIFE, secrets.token_bytes(8), "NX")]
         [life] = yield [("GET", LIFE)]
-    if len(records) != len(names) or not isinstance(life, bytes):
-        raise IndexUnavailable("the index answers a look-up with something else")
-    return Looked(records, (replies[-1] or []) if step.collect is not None else [], life)
+    mail = (replies[-1] or []) if step.collect is not None else []
+    if not isinstance(life, bytes):
+        raise TypeError("its life is no string")
+    return Looked(_octets(records, len(names)), mail and _octets(mail, len(mail)), life)
+
+
+def _octets(replies: Sequence[Any], count: int) -> list[Any]:
+    """So many strings, or None for those that there are none of."""
+    if len(replies) != count or not _STRINGS.issuperset(map(type, replies)):
+        raise TypeError(f"not {count} strings")
+    return list(replies)
 
 
 def _publish(entries: Sequence[Entry], ttl_ms: int | None) -> Exchange:
-    return [bool(number) for number in (yield from _on_each(_PUBLISH, entries, ttl_ms or 0))]
+    return [_FIRSTS[number] for number in (yield from _on_each(_PUBLISH, entries, ttl_ms or 0))]
 
 
 def _remove(step: Remove) -> Exchange:
@@ -199,6 +217,8 @@ def _on_each(script: str, entries: Sequence[Entry], argument: int) -> Exchange:
         some = entries[at : at + limits.CACHE_LOOKUP_MAX_NAMES]
         keys = [key for name, _ in some for key in (record_key(name), _pins(name))]
         [reply] = yield [("EVAL", script, len(keys), *keys, argument, *(record for _, record in some))]
+        if len(reply) != len(some):
+            raise ValueError(f"{len(reply)} answers to {len(some)} entries")
         numbers += reply
     return numbers
 
@@ -207,7 +227,7 @@ def _discard(names: Sequence[bytes]) -> Exchange:
     if not names:
         return []
     replies = yield [("GETDEL", record_key(name)) for name in names] + [("DEL", _pins(name)) for name in names]
-    return list(replies[: len(names)])
+    return _octets(replies[: len(names)], len(names))
 
 
 def _pin(step: Pin) -> Exchange:
@@ -225,7 +245,7 @@ def _scan(step: Scan) -> Exchange:
     if not keys:
         return int(cursor), []
     [records] = yield [("MGET", *keys)]
-    entries = zip((key.removeprefix(prefix) for key in keys), records, strict=True)
+    entries = zip((key.removeprefix(prefix) for key in keys), _octets(records, len(keys)), strict=True)
     return int(cursor), [(name, record) for name, record in entries if record is not None]
 
 
@@ -234,11 +254,12 @@ def _list_targets() -> Exchange:
     targets = []
     for beat in beats:
         at_ms, _, octets = beat.partition(b" ")
-        if int(now_ms) - int(at_ms) > limits.CACHE_BEAT_TTL_S * 1000:
+        if not at_ms.isdigit() or int(now_ms) - int(at_ms) > limits.CACHE_BEAT_TTL_S * 1000:
             continue
         try:
             target = Announcement.parse(octets)
         except ApiMisuse as error:
-            raise IndexUnavailable(str(error)) from None
+            warn_once(str(error))  # the other targets are there all the same
+            continue
         targets.append(target.marked(draining=_hex(target.incarnation) in draining))
     return targets

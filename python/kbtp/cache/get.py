@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from kbtp.cache.announcement import Announcement
 from kbtp.cache.outcomes import MISS, Item, Outcome
 from kbtp.cache.record import Copy, Record
 from kbtp.cache.state import State, log
@@ -26,8 +27,8 @@ class Get:
     item: Item | None = None
     octets: bytes = b""
     record: Record | None = None
-    copies: list[Copy] = field(default_factory=list)
-    """Those not tried yet."""
+    copies: list[tuple[Announcement, Copy]] = field(default_factory=list)
+    """Those not tried yet, and where they are: another call may read the list of targets anew meanwhile."""
     stale: bool = False
     """A block that the record names is gone, or is not what it says it is."""
 
@@ -97,26 +98,26 @@ def _prepare(state: State, get: Get) -> None:
     elif not record.copies:
         get.item = Item(Outcome.HIT)
     else:
-        get.copies = [copy for copy in record.copies if copy.incarnation in state.targets]
+        get.copies = [(seen, copy) for copy in record.copies if (seen := state.targets.get(copy.incarnation))]
         if not get.copies:
             get.item = MISS
 
 
 def _load(state: State, gets: Sequence[Get], verify: bool) -> Plan[None]:
     """Try the next copy of each. One that is not whole then has another copy to try, or is a miss."""
-    jobs: dict[int, list[tuple[Get, Copy]]] = {}
+    jobs: dict[Announcement, list[tuple[Get, Copy]]] = {}
     for get in gets:
-        copy = get.copies.pop(0)
-        jobs.setdefault(copy.incarnation, []).append((get, copy))
+        target, copy = get.copies.pop(0)
+        jobs.setdefault(target, []).append((get, copy))
     replies = yield Load(
         {
-            incarnation: LoadJob(state.targets[incarnation], [(copy.refs, get.pieces()) for get, copy in tried])
-            for incarnation, tried in jobs.items()
+            target.incarnation: LoadJob(target, [(copy.refs, get.pieces()) for get, copy in tried])
+            for target, tried in jobs.items()
         },
         verify,
     )
-    for incarnation, tried in jobs.items():
-        loaded: Loaded | None = replies[incarnation]
+    for target, tried in jobs.items():
+        loaded: Loaded | None = replies[target.incarnation]
         if loaded is None:
             state.counters.target_failures += 1
         lengths = _Lengths()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 from kbtp.address import SCHEME, Address
 from kbtp.cache.steps import IndexStep
@@ -31,7 +30,7 @@ class AsyncIndex(Protocol):
 
 def index_url(url: str) -> str:
     """The URL of the index itself: `kbtp://HOST[:PORT]` means the one that `kbtp serve --index` has there."""
-    if urlsplit(url).scheme != SCHEME:
+    if url.partition("://")[0].lower() != SCHEME:
         return url
     address = Address.parse(url)
     return valkey_url(address.host, address.port + EMBEDDED_PORT_OFFSET)

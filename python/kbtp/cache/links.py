@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -73,6 +74,8 @@ class Links:
         self._lock = threading.Lock()
         self._links: dict[str, Link] = {}
         self._buffers: dict[int, object] = {}
+        self._keys = itertools.count(1)
+        self._session_numbers = itertools.count(1)
         self._threads = _Threads()
         # Of their own: what waits for them may fill the others.
         self._checking = _Threads()
@@ -96,8 +99,7 @@ class Links:
         for url in self._settings.targets or ():
             client = self._opened(self._link(url))
             if client is not None:
-                terms = client.terms
-                found.append(Announcement(terms.incarnation, url, terms.block_size_bytes, terms.pool_blocks))
+                found += Announcement.of(url, client.terms)
         return found
 
     def _each(self, jobs: Mapping[int, Any], run: Callable[[int, Any], _T]) -> dict[int, _T]:
@@ -145,25 +147,31 @@ class Links:
         aside = None
         if sum(map(len, step.values)) >= limits.CACHE_ASIDE_BYTES:
             aside = self._checking.get().submit(checksums, values)
-        results = self._each(step.jobs, lambda inc, job: self._in_session(inc, job[0], "alloc_store_many", job[1]))
-        return Stored(results, aside.result() if aside is not None else checksums(values))
+        try:
+            results = self._each(step.jobs, lambda inc, job: self._in_session(inc, job[0], "alloc_store_many", job[1]))
+            return Stored(results, aside.result() if aside is not None else checksums(values))
+        except BaseException:  # nobody hears which blocks have been bound: the next sessions free them
+            for incarnation, (number, _) in step.jobs.items():
+                for _, client in self._sessions(incarnation, number):
+                    client.close()
+            raise
 
     def _in_session(self, incarnation: int, number: int, method: str, argument: Sequence[Any]) -> Results | None:
-        with self._lock:
-            links = list(self._links.values())
-        for link in links:
-            client, session = link.client, link.session
-            if (
-                client is not None
-                and session is not None
-                and (client.incarnation, session.number)
-                == (
-                    incarnation,
-                    number,
-                )
-            ):
-                return self._run(link, client, partial(getattr(client, method), argument))
+        for link, client in self._sessions(incarnation, number):
+            return self._run(link, client, partial(getattr(client, method), argument))
         return None
+
+    def _sessions(self, incarnation: int, number: int) -> list[tuple[Link, Client]]:
+        """That one session, if it is the one there is."""
+        with self._lock:
+            links = [(link, link.client, link.session) for link in self._links.values()]
+        return [
+            (link, client)
+            for link, client, session in links
+            if client is not None
+            and session is not None
+            and (client.incarnation, session.number) == (incarnation, number)
+        ]
 
     def _run(self, link: Link, client: Client, call: Callable[[], Results]) -> Results:
         results = call()
@@ -233,10 +241,9 @@ class Links:
                 log.warning("%s has no room for this writer: its values can be read, none put there", link.url)
         terms = client.terms
         with self._lock:
-            opened = self._counters.sessions.get(link.url, 0) + 1
-            self._counters.sessions[link.url] = opened
+            self._counters.sessions[link.url] = self._counters.sessions.get(link.url, 0) + 1
             link.regions = {key: client.register(buffer) for key, buffer in self._buffers.items()}
-        link.session = Session.of(terms, opened, anonymous=config.initiator_id is None)
+            link.session = Session.of(terms, next(self._session_numbers), anonymous=config.initiator_id is None)
         return client
 
     # --- memory --------------------------------------------------------------------------------
@@ -244,7 +251,7 @@ class Links:
     def register(self, buffer: object) -> int:
         """Have `buffer` registered in every session, also those to come; a number for `revoke`."""
         with self._lock:
-            key = max(self._buffers, default=0) + 1
+            key = next(self._keys)
             self._buffers[key] = buffer
             links = list(self._links.values())
         for link in links:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from kbtp.cache.outcomes import NO_SPACE, UNAVAILABLE, Item, Outcome
 from kbtp.cache.placement import placement
@@ -28,8 +29,10 @@ class Put:
     owner: bytes = b""
     """Of the value that is there already."""
     shares: list[Share] = field(default_factory=list)
-    refs: dict[int, tuple[BlockRef, ...]] = field(default_factory=dict)
-    """By incarnation: the blocks of each copy that is whole."""
+    sessions: dict[Share, int] = field(default_factory=dict)
+    """The number of the session in which there are blocks for it."""
+    refs: dict[Share, tuple[BlockRef, ...]] = field(default_factory=dict)
+    """The blocks of each copy that is whole."""
     checksum: int = 0
     record: bytes = b""
 
@@ -47,8 +50,7 @@ def put_many(state: State, puts: Sequence[Put], options: PutOptions, now_s: floa
     """Every one of `puts` has its `item` when this is done."""
     try:
         yield from _look_up(state, [put for put in puts if put.item is None], now_s)
-        while open_puts := [put for put in puts if put.item is None]:
-            yield from _wave(state, open_puts, options, now_s)
+        yield from _put(state, puts, options, now_s)
     except IndexUnavailable as error:
         state.index_failed(error)
     finally:
@@ -94,46 +96,65 @@ def _look_up(state: State, puts: Sequence[Put], now_s: float) -> Plan[None]:
             state.lost(name, octets)
 
 
-def _wave(state: State, puts: Sequence[Put], options: PutOptions, now_s: float) -> Plan[None]:
-    """Store and publish as many of `puts`, from the first on, as there can be room for at once."""
-    wave = yield from _choose(state, puts, options.copies)
+def _put(state: State, puts: Sequence[Put], options: PutOptions, now_s: float) -> Plan[None]:
+    """Store and publish those of `puts` that fit beside each other and beside those that are there already."""
+    wanted = [put for put in puts if put.item is None]
+    yield from _choose(state, wanted, options.copies)
+    wanted = [put for put in wanted if put.item is None]
+    present = {put.name for put in puts if put.owner}
+    try:
+        yield from _reserve(state, wanted, present, now_s)
+    except BaseException:
+        for put in wanted:
+            for share, number in put.sessions.items():
+                share.release(_blocks(put, share), number)
+        raise
+    wanted = [put for put in wanted if put.item is None]
+    if wanted:
+        yield from _store(state, wanted)
+        yield from _publish(state, [put for put in wanted if put.item is None], options, now_s)
+
+
+def _choose(state: State, puts: Sequence[Put], copies: int) -> Plan[None]:
+    """Each of `puts` has shares to go to afterwards, an item that says why not, or nothing to store."""
+    targets = [target for target in state.targets.values() if not target.draining] if puts else []
+    there = yield from open_shares(state, targets)
+    for put in puts:
+        if not put.view:
+            continue
+        shares = [there[one.incarnation] for one in placement(put.name, targets) if one.incarnation in there]
+        fitting = [one for one in shares if _blocks(put, one) <= min(one.quota_blocks, CACHE_RECORD_MAX_BLOCKS - 1)]
+        # All copies are cut alike, so that one record describes them.
+        put.shares = [one for one in fitting if one.block_bytes == fitting[0].block_bytes][:copies]
+        if not put.shares:
+            put.item = NO_SPACE if shares else UNAVAILABLE
+
+
+def _reserve(state: State, puts: Sequence[Put], present: Collection[bytes], now_s: float) -> Plan[None]:
+    """Reserve blocks for as many of `puts` as there is room for, from the first on.
+
+    No value of a batch makes way for another one of it: neither one of `puts` nor one that is there already, of the
+    names `present`.
+    """
     by_share: dict[Share, list[Put]] = {}
-    for put in wave:
+    for put in puts:
         for share in put.shares:
             by_share.setdefault(share, []).append(put)
     for share, going in by_share.items():
-        if not (yield from make_room(state, share, sum(_blocks(put, share) for put in going), now_s)):
-            for put in going:  # not all at once: then as many as can be
-                if len(going) == 1 or not (yield from make_room(state, share, _blocks(put, share), now_s)):
-                    put.shares.remove(share)
-                    put.item = put.item if put.shares else NO_SPACE
-    wave = [put for put in wave if put.item is None]
-    if wave:
-        yield from _store(state, wave)
-        yield from _publish(state, [put for put in wave if put.item is None], options, now_s)
-
-
-def _choose(state: State, puts: Sequence[Put], copies: int) -> Plan[list[Put]]:
-    """The next puts that fit, each with the shares it goes to; the others have an item, or wait for the next wave."""
-    targets = [target for target in state.targets.values() if not target.draining]
-    orders = [placement(put.name, targets) for put in puts]
-    yield from open_shares(state, targets)
-    wave: list[Put] = []
-    taken: dict[Share, int] = {}
-    for put, order in zip(puts, orders, strict=True):
-        shares = [share for target in order if (share := state.shares.get(target.incarnation)) and share.settled]
-        fitting = [one for one in shares if _blocks(put, one) <= min(one.quota_blocks, CACHE_RECORD_MAX_BLOCKS - 1)]
-        if not fitting and len(put.view):
-            put.item = NO_SPACE if shares else UNAVAILABLE
+        room = share.quota_blocks - sum(len(held.refs) for name in present if (held := share.get(name)))
+        ends = accumulate(_blocks(put, share) for put in going)
+        fitting = [put for put, end in zip(going, ends, strict=True) if end <= room]
+        blocks = sum(_blocks(put, share) for put in fitting)
+        if fitting and (yield from make_room(state, share, blocks, now_s, present)):
+            for put in fitting:
+                put.sessions[share] = share.number
             continue
-        # All copies are cut alike, so that one record describes them.
-        put.shares = [one for one in fitting if one.block_bytes == fitting[0].block_bytes][:copies] if put.view else []
-        if any(taken.get(share, 0) + _blocks(put, share) > share.quota_blocks for share in put.shares):
-            break
-        for share in put.shares:
-            taken[share] = taken.get(share, 0) + _blocks(put, share)
-        wave.append(put)
-    return wave
+        for put in fitting:  # not all at once: then as many as can be
+            if len(fitting) > 1 and (yield from make_room(state, share, _blocks(put, share), now_s, present)):
+                put.sessions[share] = share.number
+    for put in puts:
+        if put.shares and not put.sessions:
+            put.item = NO_SPACE if any(share.settled for share in put.shares) else UNAVAILABLE
 
 
 def _blocks(put: Put, share: Share) -> int:
@@ -144,85 +165,90 @@ def _store(state: State, puts: Sequence[Put]) -> Plan[None]:
     """Each of `puts` has blocks afterwards, or an item that says why not."""
     jobs: dict[Share, list[Put]] = {}
     for put in puts:
-        for share in put.shares:
-            if share.settled:  # else a new session has begun meanwhile, which frees whatever it does not know
+        for share, number in put.sessions.items():
+            if share.is_in(number):  # else a new session has begun meanwhile, and has counted without these
                 jobs.setdefault(share, []).append(put)
     reply: Stored = yield AllocStore(
         {
-            share.incarnation: (
-                share.session.number if share.session else 0,
-                [piece for put in stored for piece in put.pieces(share.block_bytes)],
-            )
-            for share, stored in jobs.items()
+            share.incarnation: (share.number, [piece for put in going for piece in put.pieces(share.block_bytes)])
+            for share, going in jobs.items()
         },
         [put.view for put in puts],
     )
     for put, checksum in zip(puts, reply.checksums, strict=True):
         put.checksum = checksum
-    for share, stored in jobs.items():
+    why: dict[Put, Item] = {}
+    for share, going in jobs.items():
         results = reply.results[share.incarnation]
         if results is None:
             state.counters.target_failures += 1
             continue  # what was bound of it is found when the next session begins
         at = 0
         refs = results.refs if results.ok else None
-        for put in stored:
+        for put in going:
             end = at + _blocks(put, share)
             if refs is not None:
-                put.refs[share.incarnation] = tuple(refs[at:end])
-            else:
-                _look_at(put, share, results[at:end])
+                put.refs[share] = tuple(refs[at:end])
+            elif (item := _look_at(put, share, results[at:end])) is not None:
+                why[put] = item
             at = end
     for put in puts:
-        if put.shares and not put.refs and put.item is None:
-            put.item = UNAVAILABLE
+        if put.shares and not put.refs:
+            put.item = why.get(put, UNAVAILABLE)
     yield from free_orphans(state)
 
 
-def _look_at(put: Put, share: Share, results: Sequence[Result]) -> None:
+def _look_at(put: Put, share: Share, results: Sequence[Result]) -> Item | None:
+    """The blocks of a copy that is whole; else they are orphans, and why it is not, if that is known."""
+    number = put.sessions[share]
     refs = tuple(result.ref for result in results if result.ok)
     if len(refs) == len(results):
-        put.refs[share.incarnation] = refs
-        return
-    share.orphans.extend(refs)
-    share.release(sum(1 for result in results if result.status not in (Status.SUCCESS, None)))
+        put.refs[share] = refs
+        return None
+    share.give_up(refs, number)
+    share.release(sum(1 for result in results if result.status not in (Status.SUCCESS, None)), number)
     failed = next(result for result in results if not result.ok)
     if isinstance(failed.error, ApiMisuse):
-        put.item = Item(Outcome.INVALID, error=failed.error)
-        share.release(sum(1 for result in results if isinstance(result.error, ApiMisuse)))
-    elif failed.status is Status.NO_SPACE:
-        put.item = NO_SPACE
+        share.release(sum(1 for result in results if isinstance(result.error, ApiMisuse)), number)
+        return Item(Outcome.INVALID, error=failed.error)
+    return NO_SPACE if failed.status is Status.NO_SPACE else None
 
 
 def _publish(state: State, puts: Sequence[Put], options: PutOptions, now_s: float) -> Plan[None]:
     try:
         for put in puts:
-            copies = tuple(Copy(incarnation, refs) for incarnation, refs in put.refs.items())
+            copies = tuple(Copy(share.incarnation, refs) for share, refs in put.refs.items())
             block_bytes = put.shares[0].block_bytes if put.shares else 1
             put.record = Record(state.owner, len(put.view), put.checksum, block_bytes, copies).pack()
         ttl_ms = None if options.ttl_s is None else max(1, round(options.ttl_s * 1000))
         won = yield Publish([(put.name, put.record) for put in puts], ttl_ms)
     except BaseException:
         state.unsure += [(put.name, put.record) for put in puts if put.record]
-        _give_up(state, puts)  # published or not: without its blocks the record is stale, and so a miss
+        _give_up(puts)  # published or not: without its blocks the record is stale, and so a miss
         raise
     expires_at_s = None if options.ttl_s is None else now_s + options.ttl_s
+    lost: list[Put] = []
     for put, first in zip(puts, won, strict=True):
-        if first:
+        if not first:
+            put.item = Item(Outcome.PRESENT, 0)
+            _give_up([put])
+        elif all(share.is_in(put.sessions[share]) for share in put.refs):
             put.item = Item(Outcome.STORED, len(put.view))
         else:
-            put.item = Item(Outcome.PRESENT, 0)
-            _give_up(state, [put])
+            lost.append(put)  # a new session has begun meanwhile, and frees what was not published before
+            put.item = UNAVAILABLE
+            _give_up([put])
     for put in reversed(puts):  # the end of a prefix goes first
         if put.item is not None and put.item.outcome is Outcome.STORED:
-            for incarnation, refs in put.refs.items():
-                share = state.shares[incarnation]
+            for share, refs in put.refs.items():
                 share.drop(put.name)  # what was there before has lost its record, else this one had not been first
                 share.hold(put.name, Held(put.record, refs, expires_at_s))
+    state.unsure += [(put.name, put.record) for put in lost]
+    yield from remove_unsure(state)
     yield from free_orphans(state)
 
 
-def _give_up(state: State, puts: Sequence[Put]) -> None:
+def _give_up(puts: Sequence[Put]) -> None:
     for put in puts:
-        for incarnation, refs in put.refs.items():
-            state.shares[incarnation].orphans.extend(refs)
+        for share, refs in put.refs.items():
+            share.give_up(refs, put.sessions[share])

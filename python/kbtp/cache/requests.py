@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from kbtp import limits
 from kbtp.cache.get import Get
 from kbtp.cache.keys import Names
 from kbtp.cache.lookups import Named
@@ -34,6 +35,13 @@ def named_of(names: Names, keys: Sequence[object]) -> list[Named]:
         except ApiMisuse as error:
             made.append(Named(b"", Item(Outcome.INVALID, error=error)))
     return made
+
+
+def checked_s(what: str, seconds: float) -> float:
+    """How long `what` is to last. Raises `ApiMisuse`."""
+    if not 0 < seconds <= limits.CACHE_TTL_MAX_S:
+        raise ApiMisuse(f"{what} {seconds} s: must be more than 0 and at most {limits.CACHE_TTL_MAX_S:g}")
+    return seconds
 
 
 def octets_of(buffer: object) -> memoryview:

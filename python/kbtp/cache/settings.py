@@ -6,15 +6,35 @@ import hashlib
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
+from types import NoneType
+from typing import Any
 
 from kbtp import limits
+from kbtp.address import Address
 from kbtp.cache.eviction import DEFAULT_POLICY
 from kbtp.cache.keys import Names
 from kbtp.cache.put import PutOptions
+from kbtp.cache.requests import checked_s
 from kbtp.cache.state import Identity, State
 from kbtp.errors import ApiMisuse
 from kbtp.initiator.session import InitiatorConfig
 from kbtp.keys import Key
+
+# Each option may come from a configuration file: what it may be, and what to say that it is.
+_KINDS: dict[str, tuple[Any, str]] = {
+    "namespace": ((str, bytes), "text or octets"),
+    "writer": ((str, bytes, NoneType), "text or octets, or None"),
+    "read_only": (bool, "true or false"),
+    "key": ((Key, NoneType), "what kbtp.key_file.read_key returns, or None"),
+    "quota": (Integral, "a whole number"),
+    "copies": (Integral, "a whole number"),
+    "ttl_s": ((Real, NoneType), "a number, or None"),
+    "eviction": (str, "text"),
+    "targets": ((Sequence, NoneType), "a list of URLs, or None"),
+    "timeout_s": (Real, "a number"),
+    "connect_timeout_s": (Real, "a number"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +67,31 @@ class CacheSettings:
     connect_timeout_s: float = limits.CACHE_CONNECT_TIMEOUT_S
 
     def __post_init__(self) -> None:
-        if not 1 <= self.copies <= limits.CACHE_COPIES_MAX:
-            raise ApiMisuse(f"{self.copies} copies: 1 to {limits.CACHE_COPIES_MAX} are possible")
+        for option, (kinds, expected) in _KINDS.items():
+            value = getattr(self, option)
+            if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
+                shown = f"type {type(value).__name__}" if option == "key" else repr(value)  # it may be the secret
+                raise ApiMisuse(f"{option} of {shown}: expected {expected}")
+        for option, low, high in (("quota", 0, (1 << 32) - 1), ("copies", 1, limits.CACHE_COPIES_MAX)):
+            if not low <= getattr(self, option) <= high:
+                raise ApiMisuse(f"{option} of {getattr(self, option)}: expected {low} to {high}")
+        for option in ("timeout_s", "connect_timeout_s"):
+            if not 0 < getattr(self, option) <= limits.CACHE_TIMEOUT_MAX_S:
+                at_most = f"{limits.CACHE_TIMEOUT_MAX_S:g} at most"
+                raise ApiMisuse(f"{option} of {getattr(self, option)}: expected more than 0, and {at_most}")
+        self._check_targets()
         self.put_options(None)
+
+    def _check_targets(self) -> None:
+        if isinstance(self.targets, str | bytes):  # a sequence too, of letters
+            raise ApiMisuse(f"targets of {self.targets!r}: expected {_KINDS['targets'][1]}")
+        for url in self.targets or ():
+            if not isinstance(url, str):
+                raise ApiMisuse(f"targets of {url!r}: expected a URL, kbtp://HOST[:PORT], for each")
+            try:
+                Address.parse(url)
+            except ApiMisuse as error:
+                raise ApiMisuse(f"targets: {error}") from None
 
     def check_writes(self) -> None:
         """Raises `ApiMisuse` if this is a reader."""
@@ -61,8 +103,8 @@ class CacheSettings:
 
     def put_options(self, ttl_s: float | None) -> PutOptions:
         chosen_s = self.ttl_s if ttl_s is None else ttl_s
-        if chosen_s is not None and not chosen_s > 0:
-            raise ApiMisuse(f"ttl_s of {chosen_s}: must be more than 0, or None")
+        if chosen_s is not None:
+            checked_s("ttl_s of", chosen_s)
         return PutOptions(chosen_s, self.copies)
 
     def state(self) -> State:

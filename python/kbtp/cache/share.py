@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from kbtp.atomics import MASK64
 from kbtp.cache.eviction import Policy
 from kbtp.cache.steps import Session
 from kbtp.types import BlockRef, Handle
@@ -27,12 +28,17 @@ class Share:
     the quota is never found out by being refused.
     """
 
-    def __init__(self, incarnation: int, block_bytes: int, policy: Policy) -> None:
+    def __init__(self, incarnation: int, url: str, block_bytes: int, policy: Policy) -> None:
         self.incarnation = incarnation
+        self.url = url
         self.block_bytes = block_bytes
         self.session: Session | None = None
         self.settled = False
-        """What a former session may have left behind is dealt with; nothing is stored before."""
+        """What was left behind before this session is dealt with; nothing is stored in it until then."""
+        self.settling = False
+        """A plan is about it: of two at once one would free what the other has stored."""
+        self.adopted = False
+        """All that the identity has published here is held; before, nothing can be told from what was left behind."""
         self.used_blocks = 0
         self.orphans: list[BlockRef] = []
         """Bound, without a record: to be freed."""
@@ -62,8 +68,8 @@ class Share:
 
     def opened(self, session: Session) -> None:
         """A session began. Nothing of an identity that was not resumed is left (profile 3)."""
-        if self.session is not None and self.session.number == session.number:
-            return
+        if self.session is not None and session.number <= self.session.number:
+            return  # what a plan was told before another one had its turn may be late
         self.session = session
         self.settled = False
         if not session.resumed:
@@ -71,22 +77,35 @@ class Share:
                 self.forget(name)
             self.orphans.clear()
             self.used_blocks = 0
+            self.adopted = True
+
+    @property
+    def number(self) -> int:
+        return self.session.number if self.session else 0
+
+    def is_in(self, number: int) -> bool:
+        """Whether the session of that number is still the one there is: a later one frees what it does not know."""
+        return self.number == number
 
     def unknown_handles(self) -> Iterator[Handle]:
-        """Every handle of the range that is not one of a value's: what a former session bound may be among them."""
+        """Every handle of the range that is not one of a value's: what a former session bound may be among them.
+
+        So are all orphans, which are forgotten.
+        """
         assert self.session is not None
+        self.orphans.clear()
         known = {ref.handle for held in self._held.values() for ref in held.refs}
         first = self.session.first_handle
-        return (handle for handle in range(first, first + self.session.handle_count) if handle not in known)
+        handles = (first + place & MASK64 for place in range(self.session.handle_count))
+        return (handle for handle in handles if handle not in known)
 
     @property
     def held_blocks(self) -> int:
         return sum(len(held.refs) for held in self._held.values())
 
-    def settle(self) -> None:
-        """All but the values' blocks have been freed."""
-        self.orphans.clear()
-        self.used_blocks = self.held_blocks
+    def settle(self, left_blocks: int) -> None:
+        """All but the values' blocks have been freed, and `left_blocks` that were not found."""
+        self.used_blocks = self.held_blocks + len(self.orphans) + left_blocks
         self.settled = True
 
     # --- values --------------------------------------------------------------------------------
@@ -115,20 +134,25 @@ class Share:
         if held is not None:
             self.orphans.extend(held.refs)
 
-    def victims(self, blocks: int, now_s: float) -> list[tuple[bytes, Held]]:
+    def victims(self, blocks: int, now_s: float, spared: Container[bytes] = ()) -> list[tuple[bytes, Held]]:
         """Values to evict for `blocks` blocks, the expired first; still held, but no longer in the policy's order.
 
-        Each is to be followed by `drop`, or by `keep` where it cannot go.
+        Each is to be followed by `drop`, or by `keep` where it cannot go. Those of the names `spared` are none.
         """
+        aside = []
         chosen = self._expired(now_s)
         freed = sum(len(held.refs) for _, held in chosen)
         while freed < blocks:
             name = self._policy.victim()
             if name is None:
                 break
+            if name in spared:
+                aside.append(name)
+                continue
             held = self._held[name]
             chosen.append((name, held))
             freed += len(held.refs)
+        self.keep(aside)
         return chosen
 
     def _expired(self, now_s: float) -> list[tuple[bytes, Held]]:
@@ -152,9 +176,15 @@ class Share:
     def reserve(self, blocks: int) -> None:
         self.used_blocks += blocks
 
-    def release(self, blocks: int) -> None:
-        """Reserved or bound blocks that are free again."""
-        self.used_blocks = max(0, self.used_blocks - blocks)
+    def release(self, blocks: int, number: int) -> None:
+        """Blocks reserved or bound in the session of that number are free again; a later one has counted anew."""
+        if self.is_in(number):
+            self.used_blocks = max(0, self.used_blocks - blocks)
+
+    def give_up(self, refs: Sequence[BlockRef], number: int) -> None:
+        """Blocks bound in the session of that number are orphans; a later one frees them in any case."""
+        if self.is_in(number):
+            self.orphans.extend(refs)
 
     def take_orphans(self) -> list[BlockRef]:
         taken, self.orphans = self.orphans, []

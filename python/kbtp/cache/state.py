@@ -57,8 +57,9 @@ class State:
     def share_of(self, target: Announcement) -> Share:
         share = self.shares.get(target.incarnation)
         if share is None:
-            share = Share(target.incarnation, target.block_bytes, policy_named(self._eviction))
+            share = Share(target.incarnation, target.url, target.block_bytes, policy_named(self._eviction))
             self.shares[target.incarnation] = share
+        share.url = target.url
         return share
 
     # --- the index -----------------------------------------------------------------------------
@@ -108,9 +109,9 @@ class State:
     def saw_targets(self, targets: Iterable[Announcement], now_s: float) -> None:
         seen = {target.incarnation: target for target in targets}
         urls = {target.url for target in seen.values()}
-        for incarnation, former in self.targets.items():
-            if incarnation not in seen and former.url in urls:
-                self.shares.pop(incarnation, None)  # another life has begun there: nothing of this one is left
+        for share in list(self.shares.values()):
+            if share.incarnation not in seen and share.url in urls:
+                del self.shares[share.incarnation]  # another life has begun there: nothing of this one is left
         self.targets = seen
         self.targets_read_at_s = now_s
 

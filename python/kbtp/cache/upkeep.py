@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import islice
 
 from kbtp import limits
@@ -10,7 +10,21 @@ from kbtp.cache.announcement import Announcement
 from kbtp.cache.record import Copy
 from kbtp.cache.share import Held, Share
 from kbtp.cache.state import State, log
-from kbtp.cache.steps import Entry, Free, ListTargets, Load, Loaded, LoadJob, Open, Plan, Publish, Removal, Remove, Scan
+from kbtp.cache.steps import (
+    Entry,
+    Free,
+    ListTargets,
+    Load,
+    Loaded,
+    LoadJob,
+    Open,
+    Plan,
+    Publish,
+    Removal,
+    Remove,
+    Scan,
+    Session,
+)
 from kbtp.initiator.batches import Results
 from kbtp.types import BlockRef, Handle, Status
 
@@ -42,41 +56,61 @@ def remove_unsure(state: State) -> Plan[None]:
             raise
 
 
-def open_shares(state: State, targets: Sequence[Announcement]) -> Plan[None]:
-    """Have a session with each of `targets` that can be had, and settle what a former one left behind."""
+def open_shares(state: State, targets: Sequence[Announcement]) -> Plan[dict[int, Share]]:
+    """Have a session with each of `targets` that can be had, and settle what a former one left behind.
+
+    The shares that can be used, by incarnation. One that another plan is about to settle is none of them yet.
+    """
     if not targets:
-        return
+        return {}
     sessions = yield Open(targets)
+    there = {}
     for target in targets:
         session = sessions[target.incarnation]
-        share = state.share_of(target)
         if session is None:
-            share.settled = False
             continue
+        share = there[target.incarnation] = state.share_of(target)
         share.opened(session)
-        if not share.settled:
-            yield from _settle(state, share)
+        if share.is_in(session.number) and not share.settled and not share.settling:
+            share.settling = True
+            try:
+                yield from _settle(state, share, target, session)
+            finally:
+                share.settling = False
+    return {incarnation: share for incarnation, share in there.items() if share.settled}
 
 
-def _settle(state: State, share: Share) -> Plan[None]:
+def _settle(state: State, share: Share, target: Announcement, session: Session) -> Plan[None]:
     """Adopt the values of ours that are in the index, then free every other block of our range."""
-    session = share.session
-    assert session is not None
+    left = 0
     if session.resumed and session.bound_blocks:
-        if not share.value_count:
-            yield from _adopt(state, share)
-        left = session.bound_blocks - share.held_blocks
-        handles = share.unknown_handles()
-        while left > 0 and (some := list(islice(handles, limits.CACHE_FREE_BATCH))):
+        adopted = share.adopted or (yield from _adopt(state, share, target, session))
+        if not adopted or not share.is_in(session.number):
+            return
+        left = max(0, session.bound_blocks - share.held_blocks)
+        handles, tried = share.unknown_handles(), 0
+        while left > 0 and tried < limits.CACHE_SETTLE_MAX_HANDLES:
+            some = list(islice(handles, limits.CACHE_FREE_BATCH))
+            if not some:
+                left = 0  # each handle is free now, or a value's: what was counted has ended by itself
+                break
             results = yield from _free(share, some)
-            if results is None:
+            if results is None or not share.is_in(session.number):
                 return
-            left -= sum(1 for result in results if result.ok)
-    share.settle()
+            tried += len(some)
+            left = max(0, left - sum(1 for result in results if result.ok))
+        if left:
+            log.warning("%s: %d blocks of this writer's are not found; they are not used", share.url, left)
+    if share.is_in(session.number):
+        share.adopted = True
+        share.settle(left)
 
 
-def _adopt(state: State, share: Share) -> Plan[None]:
-    """What an earlier process of this writer published is ours. Raises `IndexUnavailable`: we cannot know then."""
+def _adopt(state: State, share: Share, target: Announcement, session: Session) -> Plan[bool]:
+    """What an earlier process of this writer published is ours; all of it, or False.
+
+    Raises `IndexUnavailable`: we cannot know then.
+    """
     cursor, begun = 0, False
     while cursor or not begun:
         begun = True
@@ -89,24 +123,29 @@ def _adopt(state: State, share: Share) -> Plan[None]:
             for copy in record.copies:
                 if copy.incarnation == share.incarnation:
                     found.append((name, Held(octets, copy.refs)))
-        yield from _adopt_bound(state, share, found)
+        if found and not (yield from _adopt_bound(state, share, target, session, found)):
+            return False
+    share.adopted = True
     log.info("%d values of this writer were in the index and are adopted", share.value_count)
+    return True
 
 
-def _adopt_bound(state: State, share: Share, found: Sequence[tuple[bytes, Held]]) -> Plan[None]:
-    """Hold those whose blocks are all bound as recorded."""
-    target = state.targets.get(share.incarnation)
-    if not found or target is None:
-        return
+def _adopt_bound(
+    state: State, share: Share, target: Announcement, session: Session, found: Sequence[tuple[bytes, Held]]
+) -> Plan[bool]:
+    """Hold those whose blocks are all bound as recorded; False if the target did not say so of each."""
     bound = yield from _bound(target, [held.refs for _, held in found])
+    if None in bound or not share.is_in(session.number):
+        return False
     stale = []
     for (name, held), is_bound in zip(found, bound, strict=True):
         if is_bound:
             share.hold(name, held)
-        elif is_bound is not None:
+        else:
             stale.append((name, held.record))
     state.counters.stale_records += len(stale)
     yield Remove(stale)
+    return True
 
 
 def _bound(target: Announcement, values: Sequence[Sequence[BlockRef]]) -> Plan[list[bool | None]]:
@@ -133,40 +172,47 @@ def sweep(state: State) -> Plan[None]:
     """
     state.sweep_cursor, entries = yield Scan(state.identity.fingerprint, state.sweep_cursor)
     stale: list[Entry] = []
-    by_target: dict[int, list[tuple[Entry, Copy]]] = {}
+    by_target: dict[Announcement, list[tuple[Entry, Copy]]] = {}
     for entry in entries:
         record = state.parsed(entry[1])
         if record is None or not record.copies or record.owner == state.owner:
             continue
-        there = [copy for copy in record.copies if copy.incarnation in state.targets]
+        # One on targets that this process does not see may be of use to those that do.
+        there = [(seen, copy) for copy in record.copies if (seen := state.targets.get(copy.incarnation))]
         if there:
-            by_target.setdefault(there[0].incarnation, []).append((entry, there[0]))
-        else:
-            stale.append(entry)
-    for incarnation, asked in by_target.items():
-        bound = yield from _bound(state.targets[incarnation], [copy.refs for _, copy in asked])
+            target, copy = there[0]
+            by_target.setdefault(target, []).append((entry, copy))
+    for target, asked in by_target.items():
+        bound = yield from _bound(target, [copy.refs for _, copy in asked])
         stale += [entry for (entry, _), is_bound in zip(asked, bound, strict=True) if is_bound is False]
     state.counters.stale_records += len(stale)
     yield Remove(stale)
 
 
-def make_room(state: State, share: Share, blocks: int, now_s: float) -> Plan[bool]:
-    """Evict until `blocks` blocks are free, and reserve them; False if that cannot be. Raises `IndexUnavailable`."""
-    spared: list[bytes] = []
+def make_room(state: State, share: Share, blocks: int, now_s: float, spared: Container[bytes]) -> Plan[bool]:
+    """Evict until `blocks` blocks are free, and reserve them; False if that cannot be. Raises `IndexUnavailable`.
+
+    The values of the names `spared` stay.
+    """
+    pinned: list[bytes] = []
     try:
         while share.room_blocks < blocks:
+            if not share.settled:
+                return False  # a new session has begun
             if share.orphans:
                 used = share.used_blocks
                 yield from free_orphans(state)
                 if share.used_blocks < used:
                     continue
                 return False  # the target does not answer
-            victims = share.victims(blocks - share.room_blocks, now_s)
+            victims = share.victims(blocks - share.room_blocks, now_s, spared)
             if not victims:
                 return False
-            spared += yield from _evict(state, share, victims)
+            pinned += yield from _evict(state, share, victims)
     finally:
-        share.keep(spared)
+        share.keep(pinned)
+    if not share.settled:
+        return False  # nor may one be reserved that settling counts anew
     share.reserve(blocks)  # before any other plan has its turn
     return True
 
@@ -191,16 +237,17 @@ def _evict(state: State, share: Share, victims: Sequence[tuple[bytes, Held]]) ->
 def free_orphans(state: State) -> Plan[None]:
     """FREE every block without a record. What cannot be now is found when the next session of its target begins."""
     for share in list(state.shares.values()):
-        if share.orphans and share.session is not None:
+        if share.orphans and share.settled:  # else they are freed by whoever settles it
             yield from _free(share, share.take_orphans())
 
 
 def _free(share: Share, blocks: Sequence[BlockRef | Handle]) -> Plan[Results | None]:
     assert share.session is not None
-    replies = yield Free({share.incarnation: (share.session.number, blocks)})
+    number = share.session.number
+    replies = yield Free({share.incarnation: (number, blocks)})
     results: Results | None = replies[share.incarnation]
     if results is not None:
-        share.release(sum(1 for result in results if result.status in _NOT_OURS_ANY_MORE))
+        share.release(sum(1 for result in results if result.status in _NOT_OURS_ANY_MORE), number)
     return results
 
 

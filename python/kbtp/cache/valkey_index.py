@@ -9,10 +9,11 @@
 
 from __future__ import annotations
 
-import os
+import asyncio
+import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,19 +22,22 @@ import valkey.asyncio
 import valkey.asyncio.cluster
 import valkey.asyncio.sentinel
 import valkey.cluster
+import valkey.exceptions
 import valkey.sentinel
+from valkey.connection import parse_url
 
 from kbtp import limits
 from kbtp.cache.backoff import Backoff
 from kbtp.cache.commands import Command, exchange
 from kbtp.cache.steps import IndexStep, IndexUnavailable
+from kbtp.cache.valkey_connections import BY_SCHEME, Connection, Pool, SentinelConnection, begin
 from kbtp.errors import ApiMisuse
 
 _SENTINEL_PORT = 26379
 _SCHEMES = ("valkey", "valkeys", "redis", "rediss", "unix")
 # What a pipeline of the cluster client refuses, or sends to one node only: these go by themselves.
 _ALONE_IN_CLUSTER = frozenset(("MGET", "SCAN"))
-_FAILURES = (valkey.ValkeyError, OSError)
+_FAILURES = (valkey.ValkeyError, valkey.exceptions.ValkeyClusterException, OSError)
 
 
 class _Opened:
@@ -44,7 +48,8 @@ class _Opened:
             "socket_timeout": timeout_s,
             "socket_connect_timeout": min(timeout_s, limits.CACHE_CONNECT_TIMEOUT_S),
         }
-        scheme, _, kind = urlsplit(url).scheme.partition("+")
+        self.timeout_s = timeout_s
+        scheme, _, kind = url.partition("://")[0].lower().partition("+")
         if scheme not in _SCHEMES or kind not in ("", "sentinel", "cluster"):
             raise ApiMisuse(
                 f"{url!r} names no index: expected valkey://HOST[:PORT], or kbtp://HOST of `kbtp serve --index`"
@@ -55,47 +60,28 @@ class _Opened:
         self.kind = kind
         self.sentinels: list[tuple[str, int]] = []
         self.service = ""
-        if kind == "sentinel":
-            hosts, _, self.service = rest.partition("/")
-            for host in hosts.split(","):
-                parts = urlsplit(f"//{host}")
-                self.sentinels.append((parts.hostname or "", parts.port or _SENTINEL_PORT))
-            if not self.service or not all(host for host, _ in self.sentinels):
-                raise ApiMisuse(f"{url!r}: expected valkey+sentinel://HOST:PORT[,HOST:PORT]/SERVICE")
+        try:
+            if kind == "sentinel":
+                self._read_sentinels(scheme, rest)
+            else:
+                parse_url(self.url)
+        except ApiMisuse:
+            raise
+        except ValueError as error:
+            raise ApiMisuse(f"the URL of the index cannot be used: {error}") from None
 
-
-class _Looks:
-    """Looks for an answer for a while before it sleeps, as an RNIC does: that halves a round trip."""
-
-    def read_response(self, *arguments: Any, **options: Any) -> Any:
-        until_s = time.perf_counter() + _SPIN_S
-        while not self.can_read(0) and time.perf_counter() < until_s:  # type: ignore[attr-defined]
-            pass
-        return super().read_response(*arguments, **options)  # type: ignore[misc]
-
-
-class _Connection(_Looks, valkey.Connection):
-    pass
-
-
-class _TlsConnection(_Looks, valkey.SSLConnection):
-    pass
-
-
-class _UnixConnection(_Looks, valkey.UnixDomainSocketConnection):
-    pass
-
-
-_LOOKING = {"valkey": _Connection, "valkeys": _TlsConnection, "unix": _UnixConnection}
-
-
-def _spin_s() -> float:
-    """What KBTP_SPIN_US says, as for the native RNIC; on one processor nothing comes while we look."""
-    wanted = os.environ.get("KBTP_SPIN_US") or str(limits.RNIC_SPIN_US)
-    return int(wanted) / 1e6 if wanted.isdigit() and (os.cpu_count() or 1) > 1 else 0.0
-
-
-_SPIN_S = _spin_s()
+    def _read_sentinels(self, scheme: str, rest: str) -> None:
+        if scheme not in ("valkey", "redis") or "@" in rest:
+            raise ApiMisuse(
+                "an index behind Sentinel cannot be reached with TLS or a password here: expected"
+                " valkey+sentinel://HOST:PORT[,HOST:PORT]/SERVICE"
+            )
+        hosts, _, self.service = rest.partition("/")
+        for host in hosts.split(","):
+            parts = urlsplit(f"//{host}")
+            self.sentinels.append((parts.hostname or "", parts.port or _SENTINEL_PORT))
+        if not self.service or not all(host for host, _ in self.sentinels):
+            raise ApiMisuse(f"{rest!r}: expected valkey+sentinel://HOST:PORT[,HOST:PORT]/SERVICE")
 
 
 class _Guard:
@@ -134,6 +120,7 @@ class ValkeyIndex:
     def perform(self, step: IndexStep) -> Any:
         self._guard.check()
         try:
+            begin(self._opened.timeout_s)
             try:
                 reply = self._perform(step)
             except valkey.ConnectionError:  # one that the server has closed meanwhile: every step may be done twice
@@ -165,13 +152,17 @@ class ValkeyIndex:
     def _connect(self) -> Any:
         opened = self._opened
         if opened.kind == "cluster":
-            return valkey.cluster.ValkeyCluster.from_url(opened.url, **opened.options)  # type: ignore[no-untyped-call]
+            return valkey.cluster.ValkeyCluster.from_url(  # type: ignore[no-untyped-call]
+                opened.url, connection_pool_class=Pool, **opened.options
+            )
         if opened.kind == "sentinel":
             sentinel: Any = valkey.sentinel.Sentinel(opened.sentinels, **opened.options)  # type: ignore[no-untyped-call]
             self._sentinels = list(sentinel.sentinels)
-            return sentinel.master_for(opened.service, **opened.options)
-        looking = _LOOKING[urlsplit(opened.url).scheme]
-        return valkey.Valkey.from_url(opened.url, connection_class=looking, **opened.options)
+            for one in self._sentinels:
+                one.connection_pool.connection_class = Connection
+            return sentinel.master_for(opened.service, connection_class=SentinelConnection, **opened.options)
+        chosen = BY_SCHEME[urlsplit(opened.url).scheme]
+        return valkey.Valkey.from_url(opened.url, connection_class=chosen, **opened.options)
 
     def _send(self, commands: Sequence[Command]) -> list[Any]:
         client = self._client
@@ -255,6 +246,15 @@ def _scanned(client: Any, command: Command, reply: Any) -> tuple[int, Sequence[b
     return cursor << _NODE_BITS | number, keys
 
 
+async def _in_time(answer: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
+    """Raises `asyncio.TimeoutError`."""
+    if sys.version_info >= (3, 11):
+        async with asyncio.timeout(timeout_s):  # a fifth of a look-up faster than `wait_for`
+            return await answer
+    else:
+        return await asyncio.wait_for(answer, timeout_s)
+
+
 class AsyncValkeyIndex:
     """For one event loop."""
 
@@ -267,14 +267,19 @@ class AsyncValkeyIndex:
     async def perform(self, step: IndexStep) -> Any:
         self._guard.check()
         try:
-            try:
-                reply = await self._perform(step)
-            except valkey.ConnectionError:  # see `ValkeyIndex.perform`
-                reply = await self._perform(step)
+            reply = await _in_time(self._twice(step), self._opened.timeout_s)
+        except asyncio.TimeoutError:
+            raise self._guard.failed(valkey.TimeoutError("the deadline has passed")) from None
         except _FAILURES as error:
             raise self._guard.failed(error) from error
         self._guard.worked()
         return reply
+
+    async def _twice(self, step: IndexStep) -> Any:
+        try:
+            return await self._perform(step)
+        except valkey.ConnectionError:  # see `ValkeyIndex.perform`
+            return await self._perform(step)
 
     async def close(self) -> None:
         if self._client is not None:

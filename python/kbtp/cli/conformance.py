@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -24,8 +26,10 @@ from kbtp.conformance.result import Outcome, Result
 from kbtp.conformance.runner import InitiatorRunner, TargetRunner
 from kbtp.conformance.setup import NEEDS, Setup
 from kbtp.key_file import read_keys
+from kbtp.keys import Key
 
 AT_ONCE = 4
+_OF_KEYS = frozenset({"keys", "no-keys", "two-domains"})
 _TOLD = (Outcome.FAILED, Outcome.BROKEN, Outcome.UNEXPECTED, Outcome.NOT_RUN, Outcome.WARNED)
 
 
@@ -33,9 +37,16 @@ _TOLD = (Outcome.FAILED, Outcome.BROKEN, Outcome.UNEXPECTED, Outcome.NOT_RUN, Ou
 @click.argument("url", required=False)
 @click.option("--role", type=click.Choice([role.value for role in Role]), default=Role.TARGET.value, show_default=True,
     help="Who is under test.")  # fmt: skip
-@click.option("--listen", help="Where an initiator under test connects to.  [default: a free port on 127.0.0.1]")
+@click.option(
+    "--listen", help="Where an initiator under test connects to.  [default with --run: a free port on 127.0.0.1]"
+)
 @click.option("--run", "command", help="Starts the initiator under test; `{url}` in it is where to connect to.")
-@click.option("--with", "has", default="", help=f"What the peer is configured for, by commas: {', '.join(NEEDS)}.")
+@click.option(
+    "--with",
+    "has",
+    default="",
+    help=f"What the peer is configured for, by commas: {', '.join(one for one in NEEDS if one not in _OF_KEYS)}.",
+)
 @click.option("--namespace", default="", help="The target's namespace.")
 @click.option(
     "--key-file", type=click.Path(dir_okay=False), help="Keys of the target; the first one is used where any will do."
@@ -75,7 +86,7 @@ def conformance(
     \b
     Examples:
       kbtp conformance kbtp://127.0.0.1
-      kbtp conformance kbtp://127.0.0.1 --with no-keys,short-waits --drain 1s -k "profile 6"
+      kbtp conformance kbtp://127.0.0.1 --with short-waits --drain 1s -k "profile 6"
       kbtp conformance --role initiator --run './my-client {url}' --expect known.toml
       kbtp conformance --list
     """
@@ -88,7 +99,9 @@ def conformance(
     every = catalogue.cases()
     expectations = Expectations.read(expectations_file, every) if expectations_file else Expectations()
     keys = () if key_file is None else tuple(read_keys(key_file))
-    setup = Setup(_has(has, command), namespace.encode(), keys, mpa_timeout, hello_timeout, drain, linger, patience)
+    setup = Setup(
+        _has(has, command, keys), namespace.encode(), keys, mpa_timeout, hello_timeout, drain, linger, patience
+    )
     runner: TargetRunner | InitiatorRunner
     if Role(role) is Role.TARGET:
         if url is None or command is not None or listen is not None:
@@ -97,6 +110,12 @@ def conformance(
     else:
         if url is not None:
             raise click.UsageError("an initiator connects to us: give --listen or --run, no URL")
+        if listen is None and command is None:
+            raise click.UsageError(
+                "give --run and the command that starts the initiator, or --listen and where it connects to by itself"
+            )
+        if command is not None:
+            _check_program(command)
         address = Address.parse(f"kbtp://{listen or '127.0.0.1:0'}")
         runner = InitiatorRunner(setup, expectations, initiators_of(command, at_once), address)
     peer = url or command or f"an initiator at {listen}"
@@ -110,12 +129,28 @@ def conformance(
     ctx.exit(1 if any(result.outcome.fails_the_run for result in results) else 0)
 
 
-def _has(text: str, command: str | None) -> frozenset[str]:
-    names = frozenset(filter(None, text.split(","))) or Setup().has
+def _has(text: str, command: str | None, keys: Sequence[Key]) -> frozenset[str]:
+    names = frozenset(filter(None, text.split(",")))
     unknown = sorted(names - set(NEEDS))
     if unknown:
         raise click.UsageError(f"--with {unknown[0]!r}: there are {', '.join(NEEDS)}")
-    return names | {"one-by-one"} if command else names
+    of_keys = {"keys"} if keys else {"no-keys"}
+    if len({key.domain for key in keys}) > 1:
+        of_keys.add("two-domains")
+    wrong = sorted(names & _OF_KEYS - of_keys)
+    if wrong:
+        raise click.UsageError(f"--with {wrong[0]}: --key-file says otherwise")
+    return names | of_keys | ({"one-by-one"} if command else set())
+
+
+def _check_program(command: str) -> None:
+    """A mistyped --run is said once, not by each case."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise click.UsageError(f"--run {command!r}: {error}") from None
+    if not words or shutil.which(words[0]) is None:
+        raise click.UsageError(f"--run {command!r}: there is no program {words[0] if words else ''!r}")
 
 
 def _matches(case: Case, words: tuple[str, ...]) -> bool:

@@ -46,6 +46,12 @@ def decode(file: BinaryIO, as_json: bool) -> None:
     Times are seconds since the first message. A line with !! names what is wrong with a message: octets that do not
     parse, a bad CRC, an answer to nothing. Exits with 1 if there is no KBTP traffic in FILE, with 2 if FILE cannot
     be read to its end.
+
+    \b
+    Examples:
+      tcpdump -i lo -w session.pcap port 5287
+      kbtp decode session.pcap
+      xxd message.bin | kbtp decode --json -
     """
     octets = file.read()
     show = _show_json if as_json else _Text().show

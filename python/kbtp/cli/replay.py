@@ -21,6 +21,7 @@ from kbtp.cache.embedded import EmbeddedIndex
 from kbtp.cache.eviction import DEFAULT_POLICY, POLICIES
 from kbtp.cache.index import open_index
 from kbtp.cache.replay import Replay, Request, Tally, paced, read_trace
+from kbtp.cache.steps import ListTargets
 from kbtp.cli.units import Size, format_size
 from kbtp.limits import BLOCK_SIZE_MIN_BYTES, BLOCK_SIZE_MULTIPLE_BYTES, CACHE_TIMEOUT_S
 from kbtp.rnic import open_rnic
@@ -105,9 +106,9 @@ def _values(pool: str | None, unique: int) -> int:
 
 @contextmanager
 def _cluster(url: str | None, block_bytes: int, values: int) -> Iterator[tuple[str, int]]:
-    """The URL of an index, and the block size of the target behind it if that was started here."""
+    """The URL of an index, and the smallest blocks of the targets behind it; 0 if there are none."""
     if url is not None:
-        yield url, 0
+        yield url, _block_bytes_at(url)
         return
     size = max(BLOCK_SIZE_MIN_BYTES, block_bytes + -block_bytes % BLOCK_SIZE_MULTIPLE_BYTES)
     server = Server(TargetConfig(block_size_bytes=size, pool_blocks=values), open_rnic())
@@ -126,6 +127,14 @@ def _cluster(url: str | None, block_bytes: int, values: int) -> Iterator[tuple[s
             index.close()
     finally:
         server.stop()
+
+
+def _block_bytes_at(url: str) -> int:
+    index = open_index(url, CACHE_TIMEOUT_S)
+    try:
+        return min((target.block_bytes for target in index.perform(ListTargets())), default=0)
+    finally:
+        index.close()
 
 
 def _run(cache: Cache, requests: list[Request], block_bytes: int, speed: float) -> tuple[Tally, float]:

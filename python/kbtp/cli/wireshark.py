@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from importlib import resources
@@ -20,6 +21,7 @@ _folder = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     help="The folder of Lua plugins; without it, the one that tshark names.",
 )
+_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 class _CannotDo(click.ClickException):
@@ -31,13 +33,20 @@ def wireshark() -> None:
     """Install or remove the dissector that shows KBTP in Wireshark and tshark.
 
     It shows requests, completions, HELLO and HELLO_ACK on top of Wireshark's own iWARP dissectors: filter by `kbtp`.
+
+    \b
+    Examples:
+      kbtp wireshark install
+      kbtp wireshark install --print --folder ~/.local/lib/wireshark/plugins
+      kbtp wireshark remove
     """
 
 
 @wireshark.command(short_help="Put the dissector into Wireshark's folder of plugins.")
 @_folder
 @click.option("--print", "only_print", is_flag=True, help="Say where it would be, and write nothing.")
-def install(folder: Path | None, only_print: bool) -> None:
+@_json
+def install(folder: Path | None, only_print: bool, as_json: bool) -> None:
     """Put the dissector into the folder of Lua plugins, over an older one too; Wireshark loads it when it starts."""
     path = (folder or _plugin_folder()) / FILE_NAME
     if not only_print:
@@ -48,12 +57,13 @@ def install(folder: Path | None, only_print: bool) -> None:
             path.write_text(dissector())
         except OSError as error:
             raise _CannotDo(f"{path}: {error.strerror}") from error
-    click.echo(path)
+    _say(path, as_json)
 
 
 @wireshark.command(short_help="Remove the dissector again.")
 @_folder
-def remove(folder: Path | None) -> None:
+@_json
+def remove(folder: Path | None, as_json: bool) -> None:
     """Remove the dissector from the folder of Lua plugins."""
     path = (folder or _plugin_folder()) / FILE_NAME
     try:
@@ -63,7 +73,11 @@ def remove(folder: Path | None) -> None:
         path.unlink()
     except OSError as error:
         raise _CannotDo(f"{path}: {error.strerror}") from error
-    click.echo(path)
+    _say(path, as_json)
+
+
+def _say(path: Path, as_json: bool) -> None:
+    click.echo(json.dumps({"path": str(path)}) if as_json else path)
 
 
 def dissector() -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kbtp.conformance.deviation import Deviation, NotApplicable, expect
 from kbtp.conformance.memory import Lent
@@ -11,9 +13,11 @@ from kbtp.conformance.stream import Message, Stream
 from kbtp.errors import WireFormatError
 from kbtp.iwarp.rdmap import INVALIDATING, RdmapOpcode
 from kbtp.keys import Key
-from kbtp.types import Feature, RequestFlag, Status
+from kbtp.limits import AUTH_MAC_BYTES, COMMON_HEADER_BYTES
+from kbtp.types import Feature, Opcode, OptionType, RequestFlag, Status
 from kbtp.wire import (
     AllocStore,
+    Auth,
     Bind,
     Completion,
     ConnectionData,
@@ -25,7 +29,7 @@ from kbtp.wire import (
     Nonces,
     Store,
     parse_response,
-    sign_hello,
+    sign_hello_octets,
 )
 
 CREDITS = 32
@@ -34,6 +38,7 @@ SENDS = (
     RdmapOpcode.SEND, RdmapOpcode.SEND_SOLICITED, RdmapOpcode.SEND_INVALIDATE, RdmapOpcode.SEND_SOLICITED_INVALIDATE,
 )  # fmt: skip
 Request = Load | Store | AllocStore | Free | Bind
+_BLOCKS_BOUND_BY: dict[int, int] = {Opcode.ALLOC_STORE: 1, Opcode.BIND: 1, Opcode.FREE: -1}
 
 
 def hello_message(**fields: Any) -> Hello:
@@ -65,6 +70,13 @@ class Answer:
         return self.message.stag if self.message.opcode in INVALIDATING else None
 
 
+class _Sent(NamedTuple):
+    """What is kept of a request that is outstanding."""
+
+    handle: int
+    opcode: int
+
+
 class InitiatorSide:
     """`ack` is there after `hello`; handles are named by their index in the range that it granted."""
 
@@ -75,15 +87,30 @@ class InitiatorSide:
         self.ack: HelloAck = HelloAck(0)
         self._next_request_id = 0x0102030405060700
         self._early: dict[int, Answer] = {}
+        self._outstanding: dict[int, list[_Sent]] = {}  # by the Request ID
+        self._bound_blocks = 0
+        stream.on_send = self._note_request
 
     # --- HELLO ---
 
-    def hello_octets(self, **fields: Any) -> bytes:
-        """A HELLO with what this target wants to see; `fields` replace ours."""
+    def hello_octets(
+        self, *, extra_options: bytes = b"", patches: Mapping[int, bytes] | None = None, **fields: Any
+    ) -> bytes:
+        """A HELLO with what this target wants to see; `fields` replace ours.
+
+        `extra_options` follow the others, `patches` are put over the octets from where they say on. AUTH, where the
+        target has keys, is last and covers all of that (profile 4).
+        """
         if self.namespace:
             fields.setdefault("namespace", self.namespace)
-        hello = hello_message(**fields)
-        return hello.pack() if self.key is None else sign_hello(hello, self.key, self.nonces)
+        octets = bytearray(hello_message(**fields).pack() + extra_options)
+        for at, over in (patches or {}).items():
+            octets[at : at + len(over)] = over
+        if self.key is None:
+            return bytes(octets)
+        auth = Auth(self.key.key_id, bytes(AUTH_MAC_BYTES)).pack()
+        octets += struct.pack(">HH", OptionType.AUTH, len(auth)) + auth
+        return sign_hello_octets(bytes(octets), self.key, self.nonces)
 
     @property
     def nonces(self) -> Nonces:
@@ -97,10 +124,13 @@ class InitiatorSide:
         return self.take_ack()
 
     def take_ack(self) -> HelloAck:
-        came = self._parse(self.stream.next_send("a HELLO_ACK"))
+        return self.ack_in(self.stream.next_send("a HELLO_ACK"))
+
+    def ack_in(self, message: Message) -> HelloAck:
+        came = self._parse(message)
         if not isinstance(came, HelloAck):
             raise Deviation("a HELLO_ACK", str(came))
-        self.ack = came
+        self.ack, self._bound_blocks = came, came.bound_blocks
         return came
 
     def open(self, **fields: Any) -> InitiatorSide:
@@ -124,14 +154,26 @@ class InitiatorSide:
             raise NotApplicable(f"the target grants {self.ack.handle_count} handles, the case needs {index + 1}")
         return self.ack.first_handle + index
 
+    def need_quota(self, blocks: int) -> None:
+        """Raises `NotApplicable` if so many blocks can not be bound in addition to those that are."""
+        needed = self._bound_blocks + blocks
+        if needed > self.ack.allocation_quota:
+            raise NotApplicable(f"the target grants {self.ack.allocation_quota} blocks, the case needs {needed}")
+
     # --- requests ---
 
     def request_id(self) -> int:
         self._next_request_id += 1
         return self._next_request_id
 
-    def send(self, *requests: Request | bytes) -> None:
-        """Each a Send, all in one write to the socket."""
+    def send(self, *requests: Request | bytes, beyond_credits: bool = False) -> None:
+        """Each a Send, all in one write to the socket.
+
+        Raises `NotApplicable` if Request Credits do not allow so many, unless that is what the case is about.
+        """
+        needed = sum(map(len, self._outstanding.values())) + len(requests)
+        if self.ack.request_credits and needed > self.ack.request_credits and not beyond_credits:
+            raise NotApplicable(f"the target grants {self.ack.request_credits} requests, the case needs {needed}")
         octets = [request if isinstance(request, bytes) else request.pack() for request in requests]
         self.stream.send_ulpdus(*(ulpdu for one in octets for ulpdu in self.stream.ulpdus_of_send(one)))
 
@@ -149,9 +191,9 @@ class InitiatorSide:
             came = self._parse(message)
             if not isinstance(came, Completion):
                 raise Deviation(what, str(came))
+            self._check_outstanding(came)
             answer = Answer(came, message)
             if request is None or came.request_id == request.request_id:
-                self._check_echo(request, came)
                 return answer
             self._early[came.request_id] = answer
 
@@ -203,6 +245,7 @@ class InitiatorSide:
 
     def bind(self, index: int, octets: bytes, *, sealed: bool = True) -> Completion:
         """Bind the handle at `index` to `octets`, inline or read from us, as they fit. Raises `Deviation`."""
+        self.need_quota(1)
         flags = RequestFlag.SEAL if sealed else RequestFlag.NONE
         if len(octets) <= self.ack.max_message - 40:
             request = self.alloc_store_inline(self.handle(index), octets, flags=flags)
@@ -242,10 +285,25 @@ class InitiatorSide:
         except WireFormatError as error:
             raise Deviation("a well-formed KBTP message", f"{error}: {message.payload.hex()}") from None
 
-    @staticmethod
-    def _check_echo(request: Request | None, completion: Completion) -> None:
-        if request is not None:
-            expect(completion.handle == request.handle, f"handle {request.handle} echoed", completion.handle)
+    def _note_request(self, octets: bytes) -> None:
+        """A request, well-formed or not, is completed once if it has a common header; HELLO is not (profile 1, 2)."""
+        if len(octets) >= COMMON_HEADER_BYTES and octets[1] != Opcode.HELLO:
+            request_id, handle = int.from_bytes(octets[4:12], "big"), int.from_bytes(octets[12:20], "big")
+            self._outstanding.setdefault(request_id, []).append(_Sent(handle, octets[1]))
+
+    def _check_outstanding(self, completion: Completion) -> None:
+        """The request of `completion`, which echoes its handle, is outstanding, and is no more. Raises `Deviation`."""
+        sent = self._outstanding.get(completion.request_id)
+        if sent is None:
+            raise Deviation("a COMPLETION of a request that is outstanding", f"one of {completion.request_id:#x}")
+        request = next((one for one in sent if one.handle == completion.handle), None)
+        if request is None:
+            raise Deviation(f"handle {sent[0].handle} echoed", str(completion.handle))
+        sent.remove(request)
+        if not sent:
+            del self._outstanding[completion.request_id]
+        if completion.status is Status.SUCCESS:
+            self._bound_blocks += _BLOCKS_BOUND_BY.get(request.opcode, 0)
 
 
 def _descriptor(lent: Lent | None) -> DataDescriptor:

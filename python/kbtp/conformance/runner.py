@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kbtp.address import Address
@@ -21,6 +22,7 @@ from kbtp.conformance.result import Outcome, Result
 from kbtp.conformance.rule import Level
 from kbtp.conformance.setup import NEEDS, Setup
 from kbtp.conformance.tcp import Deadline
+from kbtp.errors import PeerMisbehaved, WireFormatError
 
 ALIVE_TIMEOUT_S = 5.0
 LISTEN_BACKLOG = 16
@@ -42,8 +44,10 @@ def run_case(case: Case, make_probe: MakeProbe, expectations: Expectations, setu
         result = _deviated(case, deviation, expectations.fail_reason(case))
     except NotApplicable as why:
         result = Result(case, Outcome.SKIPPED, reason=why.reason)
-    except ConnectionError as error:
+    except OSError as error:
         result = _deviated(case, Deviation("a connection", str(error)), expectations.fail_reason(case))
+    except (WireFormatError, PeerMisbehaved) as error:
+        result = _deviated(case, Deviation("octets that are well formed", str(error)), expectations.fail_reason(case))
     except Exception:  # a fault of the case must not take the run with it
         result = Result(case, Outcome.BROKEN, reason=traceback.format_exc())
     else:
@@ -68,6 +72,16 @@ def _deviated(case: Case, deviation: Deviation, reason: str) -> Result:
     return Result(case, Outcome.EXPECTED if reason else unexpected, deviation.expected, deviation.saw, reason)
 
 
+@contextmanager
+def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
+    """Whoever leaves in the middle, by Ctrl-C for instance, waits for the cases at work alone."""
+    pool = ThreadPoolExecutor(count, "case")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
 class TargetRunner:
     """Cases against the target at `address`. A target that no longer listens ends the run: the rest is "not run"."""
 
@@ -80,7 +94,7 @@ class TargetRunner:
 
     def run(self, cases: Sequence[Case]) -> Iterator[Result]:
         """Results as they come; cases that have to be alone come last."""
-        with ThreadPoolExecutor(self._at_once, "case") as pool:
+        with _threads(self._at_once) as pool:
             futures = [pool.submit(self._one, case) for case in cases if not case.alone]
             for future in as_completed(futures):
                 yield future.result()
@@ -131,7 +145,7 @@ class InitiatorRunner:
 
     def run(self, cases: Sequence[Case]) -> Iterator[Result]:
         try:
-            with ThreadPoolExecutor(len(self._idle), "case") as pool:
+            with _threads(len(self._idle)) as pool:
                 for future in as_completed([pool.submit(self._one, case) for case in cases]):
                     yield future.result()
         finally:

@@ -7,7 +7,7 @@ offsets, L, sizes, who may say what. A case that looks closer has `octets_in` an
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from kbtp.conformance import segments
@@ -91,6 +91,8 @@ class Stream:
         self.messages: list[Message] = []
         self.expects_reads_of_ours = 0
         self.next_atomic_id = 0x0A70_0000
+        self.on_send: Callable[[bytes], None] = lambda payload: None
+        """Told of each message that is cut for a Send of ours."""
         self._next_msn_in = {QN_SEND: 1, QN_REQUEST: 1, QN_TERMINATE: 1, QN_ATOMIC_RESPONSE: 1}
         self._open: dict[bool, _Open] = {}  # by the T bit
         self._ulpdus: deque[bytes] = deque()
@@ -138,6 +140,7 @@ class Stream:
         segment_bytes: int = SEGMENT_PAYLOAD_BYTES,
     ) -> list[bytes]:  # fmt: skip
         """The segments of a Send with the next MSN."""
+        self.on_send(payload)
         msn = self.take_msn()
         return [
             segments.untagged(
@@ -299,6 +302,13 @@ class Stream:
         message = self.message(what, within_s=within_s)
         if message is not None:
             raise Deviation(what, str(message))
+
+    def expect_silence(self, why: str, *, for_s: float = 0.3) -> None:
+        """Nothing of the peer is there that was not looked at, and nothing comes for `for_s`. Raises `Deviation`."""
+        if self._ulpdus or self.decoder.half_received:
+            saw = f"one more FPDU: {self._ulpdus[0][:64].hex()}" if self._ulpdus else "the beginning of one more FPDU"
+            raise Deviation(f"silence on an open connection: {why}", saw)
+        self.tcp.expect_silence(why, for_s=for_s)
 
     def _until_the_end(self, what: str, within_s: float | None) -> Message | None:
         """The Terminate, or None where the connection ends without one."""

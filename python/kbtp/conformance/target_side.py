@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kbtp.conformance.deviation import Deviation, expect
+from kbtp.conformance.deviation import Deviation, NotApplicable, expect
 from kbtp.conformance.initiator_side import SENDS
 from kbtp.conformance.stream import Message, Stream
 from kbtp.errors import WireFormatError
@@ -29,6 +29,7 @@ Request = Load | Store | AllocStore | Free | Bind
 BLOCK_BYTES = 1 << 20
 POOL_BASE = 1 << 16
 FIRST_HANDLE = 1000
+LONG_BYTES = 50_000
 
 
 def ack_fields(hello: Hello) -> dict[str, Any]:
@@ -47,6 +48,16 @@ def ack_fields(hello: Hello) -> dict[str, Any]:
         "table_handles": 4096,
         "pool_base": POOL_BASE,
     }
+
+
+def is_not_inline(request: object) -> bool:
+    """A store whose data is in memory of the initiator, so that the target reads it."""
+    return isinstance(request, Store | AllocStore) and not request.flags & RequestFlag.INLINE
+
+
+def needs_a_read(request: object) -> bool:
+    """The same of the workload's long block: whether a short one is inline is the initiator's choice."""
+    return isinstance(request, Store | AllocStore) and is_not_inline(request) and request.data.length >= LONG_BYTES
 
 
 @dataclass(slots=True)
@@ -160,6 +171,13 @@ class TargetSide:
             name = until.__name__
             raise Deviation(f"a request of the kind {name}: the workload has one", "the end of the connection")
         return request
+
+    def serve_until_invalidating(self) -> Load:
+        """`serve` up to a LOAD with INVALIDATE. Raises `NotApplicable` if there is none: nobody has to ask for that."""
+        load = self.serve(lambda request: isinstance(request, Load) and bool(request.flags & RequestFlag.INVALIDATE))
+        if not isinstance(load, Load):
+            raise NotApplicable("a LOAD with INVALIDATE, for which an initiator need not ask")
+        return load
 
     def serve_one(self, request: Request) -> None:
         entry = self.table.setdefault(request.handle, Entry())

@@ -24,6 +24,11 @@ class Deadline:
         """Only now has the case begun."""
         self._end_s = time.monotonic() + self._timeout_s
 
+    def extend(self, more_s: float) -> None:
+        """The case has to wait so much longer."""
+        self._timeout_s += more_s
+        self._end_s += more_s
+
     def left_s(self, at_most_s: float | None = None) -> float:
         """Seconds left, at least a little, so that what is there already can still be seen."""
         left = max(0.001, self._end_s - time.monotonic())
@@ -99,7 +104,12 @@ class Tcp:
     # --- what we see ---
 
     def receive_some(self, what: str, *, within_s: float | None = None) -> bytes:
-        """Whatever comes next; no octets at all if the peer has closed. Raises `Deviation` if nothing comes."""
+        """Whatever comes next; no octets at all if the peer has closed.
+
+        Raises `Deviation` if nothing comes, or if the case is over, however much the peer still sends.
+        """
+        if self.deadline.passed:
+            raise Deviation(what, "the end of the time of the case")
         if self._pushed_back:
             octets, self._pushed_back = self._pushed_back, b""
             return octets
@@ -117,7 +127,7 @@ class Tcp:
             if not some:
                 raise Deviation(what, f"the end of the connection after {len(octets)} of {count} octets")
             octets += some
-        self._pushed_back = bytes(octets[count:])
+        self._pushed_back = bytes(octets[count:]) + self._pushed_back
         return bytes(octets[:count])
 
     def expect_close(self, why: str, *, within_s: float | None = None, silent: bool = False) -> bytes:
@@ -133,12 +143,22 @@ class Tcp:
         return bytes(octets)
 
     def expect_silence(self, why: str, *, for_s: float = 0.3) -> None:
-        """The peer neither sends nor closes for `for_s` seconds. Raises `Deviation`."""
-        octets = self._pushed_back or self._receive(RECEIVE_BYTES, self.deadline.left_s(for_s))
-        if octets is None:
-            return
-        saw = f"{len(octets)} octets: {octets[:64].hex()}" if octets else "the end of the connection"
-        raise Deviation(f"silence on an open connection: {why}", saw)
+        """The peer neither sends nor closes for `for_s` seconds. Raises `Deviation`, also if the case has less left."""
+        if self._is_closed_in_silence(f"silence on an open connection: {why}", for_s):
+            raise Deviation(f"silence on an open connection: {why}", "the end of the connection")
+
+    def expect_no_octets(self, why: str, *, for_s: float) -> None:
+        """The peer sends nothing for `for_s` seconds; it may close. Raises `Deviation` as `expect_silence` does."""
+        self._is_closed_in_silence(why, for_s)
+
+    def _is_closed_in_silence(self, what: str, for_s: float) -> bool:
+        left_s = self.deadline.left_s(for_s)
+        octets = self._pushed_back or self._receive(RECEIVE_BYTES, left_s)
+        if octets:
+            raise Deviation(what, f"{len(octets)} octets: {octets[:64].hex()}")
+        if octets is None and left_s < for_s:
+            raise Deviation(what, f"the end of the time of the case after {left_s:.1f} of {for_s:.1f} s")
+        return octets is not None
 
     def _receive(self, count: int, wait_s: float) -> bytes | None:
         self.socket.settimeout(wait_s)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
+from os import PathLike
 from typing import Any
 
 from kbtp.cache import Cache
@@ -29,4 +30,14 @@ def open_cache(options: Mapping[str, Any]) -> Cache:
     if unknown:
         known = ", ".join(sorted((*OPTIONS, "url", "key_file")))
         raise ApiMisuse(f"there is no option {', '.join(sorted(unknown))}; there are {known}")
+    if not isinstance(key_file, str | PathLike | None):
+        raise ApiMisuse(f"key_file of {key_file!r}: expected a path")
     return Cache(url, key=None if key_file is None else read_key(key_file), **settings)
+
+
+def take_flag(options: MutableMapping[str, Any], name: str, otherwise: bool) -> bool:
+    """An option of a connector's own, which `open_cache` has not. Raises `ApiMisuse`."""
+    value = options.pop(name, otherwise)
+    if not isinstance(value, bool):
+        raise ApiMisuse(f"{name} of {value!r}: expected true or false")
+    return value

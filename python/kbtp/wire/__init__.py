@@ -1,6 +1,13 @@
 """KBTP messages, octets <-> frozen dataclasses: `kbtp.wire.messages` has the map. Many at once: `kbtp.wire.arrays`."""
 
-from kbtp.wire.authentication import Nonces, check_hello_ack, key_of_hello, sign_hello, sign_hello_ack
+from kbtp.wire.authentication import (
+    Nonces,
+    check_hello_ack,
+    key_of_hello,
+    sign_hello,
+    sign_hello_ack,
+    sign_hello_octets,
+)
 from kbtp.wire.connection_data import ConnectionData
 from kbtp.wire.header import CommonHeader, Octets
 from kbtp.wire.messages import Request, Response, parse_request, parse_response
@@ -35,5 +42,6 @@ __all__ = [
     "parse_response",
     "sign_hello",
     "sign_hello_ack",
+    "sign_hello_octets",
     "with_zero_mac",
 ]

@@ -40,7 +40,11 @@ class Nonces:
 
 def sign_hello(hello: Hello, key: Key, nonces: Nonces) -> bytes:
     """`hello` packed, with AUTH. Raises `ApiMisuse` as `Hello.pack` does."""
-    unsigned = _with_room(hello, key).pack()
+    return sign_hello_octets(_with_room(hello, key).pack(), key, nonces)
+
+
+def sign_hello_octets(unsigned: bytes, key: Key, nonces: Nonces) -> bytes:
+    """The same of a HELLO that is packed already, well formed or not: it ends with an AUTH whose MAC is zero."""
     return unsigned[:-AUTH_MAC_BYTES] + _mac(key.secret, _HELLO_LABEL, nonces, unsigned)
 
 

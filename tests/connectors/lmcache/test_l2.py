@@ -163,7 +163,11 @@ def test_a_serde_that_is_not_told_of_is_complained_about(cluster, open_engine, t
     assert engine.status["l2_adapters"][0]["troubles"] == {"objects without a layout": 1}
 
 
-@pytest.mark.parametrize("wrong", [{"url": 5}, {"url": "http://cache-server"}, {"quotas": 5}], ids=str)
+@pytest.mark.parametrize(
+    "wrong",
+    [{"url": 5}, {"url": "http://cache-server"}, {"quotas": 5}, {"serialized": "false"}, {"timeout_s": "2"}],
+    ids=str,
+)
 def test_what_cannot_work_is_an_error_at_the_start(cluster, wrong) -> None:
     with pytest.raises(ApiMisuse):
         Engine(configuration(cluster.url) | {"adapter_params": {"url": cluster.url, **wrong}})

@@ -15,6 +15,8 @@ import pytest
 import torch
 from in_process import CHUNK, HEAD, HEADS, LAYERS, TOKENS, WHOLE, Engine, configuration
 
+from kbtp.cache import Item, Outcome
+
 TIMEOUT_S = 1.0
 BACK_S = 90.0
 
@@ -67,6 +69,26 @@ def test_what_lmcache_awaits_is_the_prefix_that_there_is(open_engine) -> None:
     assert len(objects) == 2
     for number, one in enumerate(objects):
         assert torch.equal(one.tensor, engine._prompt(1)[1][:, :, number * CHUNK : (number + 1) * CHUNK])
+        one.ref_count_down()
+
+
+def test_lmcache_is_told_of_each_chunk_that_is_stored_and_of_no_other(open_engine, wait_until, monkeypatch) -> None:
+    engine = open_engine()
+    assert engine.store(1) == WHOLE
+    keys = [key for _, _, key in engine.engine.token_database.process_tokens(engine._prompt(1)[0])]
+    objects = engine.plugin.batched_get_blocking(keys)
+    put_many = engine.plugin._cache.put_many
+
+    def no_room_for_the_third(names, values):
+        stored = put_many(names, values)
+        return [*stored[:2], Item(Outcome.NO_SPACE), *stored[3:]]
+
+    monkeypatch.setattr(engine.plugin._cache, "put_many", no_room_for_the_third)
+    told: list[object] = []
+    engine.plugin.batched_submit_put_task(keys, objects, on_complete_callback=told.append)
+    assert wait_until(lambda: len(told) >= 3)
+    assert told == [keys[0], keys[1], keys[3]]
+    for one in objects:
         one.ref_count_down()
 
 
@@ -131,5 +153,7 @@ def test_a_chunk_that_has_changed_is_a_miss(cluster, open_engine) -> None:
     ids=str,
 )
 def test_chunks_of_another_model_rank_dtype_or_layout_are_others(open_engine, other) -> None:
-    open_engine().store(1)
+    first = open_engine()
+    assert first.store(1) == WHOLE
     assert open_engine(**other).look_up(1) == 0
+    assert first.look_up(1) == WHOLE

@@ -321,8 +321,11 @@ def test_pages_of_another_kind_are_not_there(start_engine: Callable[..., Engine]
         ({"interface_v1": 0}, "interface_v1"),
         ({"qota": 3}, "no option qota"),
         ({"url": "http://cache-server"}, "cache-server"),
-        ({"copies": 0}, "0 copies"),
+        ({"copies": 0}, "copies of 0"),
         ({"key_file": "nowhere"}, "nowhere"),
+        ({"writer": 5}, "writer of 5: expected text"),
+        ({"verify": "false"}, "verify of 'false': expected true or false"),
+        ({"read_only": "false"}, "read_only of 'false': expected true or false"),
     ],
     ids=str,
 )
@@ -366,6 +369,15 @@ def test_models_in_one_namespace_have_keys_of_their_own(start_engine: Callable[.
     first, second = start_engine(namespace="of the target"), start_engine(namespace="of the target", model="another")
     assert first.store(document(1, 5)) == 5
     assert second.load(document(1, 5)) == 0
+
+
+def test_an_engine_that_only_reads_stores_nothing(start_engine: Callable[..., Engine]) -> None:
+    reader, writer = start_engine(read_only=True), start_engine()
+    tokens = document(1, 5)
+    assert reader.store(tokens) == 0
+    assert reader.counters["stored"] == 0
+    assert writer.store(tokens) == 5
+    assert reader.load(tokens) == 5
 
 
 def test_clear_leaves_other_models_alone(start_engine: Callable[..., Engine]) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PretrainedConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from kbtp.connectors.vllm.connector import KbtpConnector, identity_of
 from kbtp.connectors.vllm.pages import LANES, Pages, Staging
@@ -20,6 +22,7 @@ def config(**other: Any) -> Any:
         "revision": None,
         "dtype": torch.bfloat16,
         "quantization": None,
+        "hf_config": PretrainedConfig(rope_parameters={"rope_theta": 10_000.0}),
         "cache_dtype": "auto",
         "block_size": 32,
         "prefix_caching_hash_algo": "sha256",
@@ -36,6 +39,7 @@ DIFFERENCES = [
     {"revision": "None "},
     {"dtype": torch.float16},
     {"quantization": "fp8"},
+    {"hf_config": PretrainedConfig(rope_parameters={"rope_theta": 20_000.0})},  # --hf-overrides
     {"cache_dtype": "fp8"},
     {"block_size": 16},
     {"prefix_caching_hash_algo": "xxhash"},
@@ -51,7 +55,12 @@ def test_engines_that_differ_share_nothing() -> None:
     assert identity_of(config()) == identity_of(config())
 
 
-def caches(shape: tuple[int, ...] = (8, 2, 32, 64), dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.Tensor]:
+BLOCKS = 8
+
+
+def caches(
+    shape: tuple[int, ...] = (BLOCKS, 2, 32, 64), dtype: torch.dtype = torch.bfloat16
+) -> dict[str, torch.Tensor]:
     return {f"layer {number}": torch.zeros(shape, dtype=dtype) for number in range(2)}
 
 
@@ -61,9 +70,9 @@ def test_memory_that_is_laid_out_otherwise_has_other_keys() -> None:
     transposed = {name: torch.zeros(8, 32, 2, 64, dtype=torch.bfloat16).transpose(1, 2) for name in one}
     shared = dict.fromkeys(one, one["layer 0"])
     others = [caches((8, 2, 64, 32)), caches(dtype=torch.float16), transposed, shared, {"layer 0": one["layer 0"]}]
-    layouts = [Pages(each).layout for each in (one, *others)]
+    layouts = [Pages(each, BLOCKS).layout for each in (one, *others)]
     assert len(set(layouts)) == len(layouts)
-    assert Pages(caches((16, 2, 32, 64))).layout == layouts[0]  # how many blocks there are is no difference
+    assert Pages(caches((16, 2, 32, 64)), 16).layout == layouts[0]  # how many blocks there are is no difference
     names = {Shard(layout, *ranks).key_of(b"hash") for layout in layouts for ranks in ((0, 0), (0, 1), (1, 0))}
     assert len(names) == 3 * len(layouts)
 
@@ -76,9 +85,9 @@ def test_rows_hold_all_layers_of_a_block(transposed: bool) -> None:
     if transposed:
         for each in (source, sink):
             each.update({name: one.transpose(1, 2).contiguous().transpose(1, 2) for name, one in each.items()})
-    rows = torch.zeros(3, Pages(source).row_bytes, dtype=torch.uint8)
-    Pages(source).gather([5, 0, 7], rows)
-    Pages(sink).scatter(rows, [1, 2, 3], None)
+    rows = torch.zeros(3, Pages(source, BLOCKS).row_bytes, dtype=torch.uint8)
+    Pages(source, BLOCKS).gather([5, 0, 7], rows)
+    Pages(sink, BLOCKS).scatter(rows, [1, 2, 3], None)
     for name, tensor in source.items():
         assert torch.equal(sink[name][1:4], tensor[[5, 0, 7]])
         assert not sink[name][[0, 4, 5, 6, 7]].any()
@@ -86,12 +95,32 @@ def test_rows_hold_all_layers_of_a_block(transposed: bool) -> None:
 
 def test_memory_that_cannot_be_moved_is_refused_at_the_start() -> None:
     with pytest.raises(ApiMisuse, match="gaps"):
-        Pages({"layer": torch.zeros(8, 2, 32, 128)[..., :64]})
+        Pages({"layer": torch.zeros(BLOCKS, 2, 32, 128)[..., :64]}, BLOCKS)
     with pytest.raises(ApiMisuse, match="no KV cache"):
-        Pages({"layer": [torch.zeros(8, 2)]})  # type: ignore[dict-item]
-    pages = Pages(caches())
+        Pages({"layer": [torch.zeros(BLOCKS, 2)]}, BLOCKS)  # type: ignore[dict-item]
+    pages = Pages(caches(), BLOCKS)
     with pytest.raises(ApiMisuse, match="at least 4 rows"):
         Staging(pages, LANES * pages.row_bytes - 1)
+
+
+@pytest.mark.requirement("keys")
+def test_blocks_that_the_attention_backend_splits_are_refused_at_the_start() -> None:
+    """vLLM's scheduler goes on to count whole blocks: its numbers would name other rows."""
+    with pytest.raises(ApiMisuse, match=r"layer 0 has 16 blocks where vLLM's scheduler counts 8: set block_size to"):
+        Pages(caches((2 * BLOCKS, 2, 16, 64)), BLOCKS)
+
+
+def start(transfer: dict[str, Any], parallel: Any = (), groups: int = 1, block_tokens: int = 32) -> None:
+    """A worker's half, without an engine."""
+    plain = {"is_kv_consumer": True, "is_kv_producer": True, "kv_load_failure_policy": "recompute"}
+    no_context = {"decode_context_parallel_size": 1, "prefill_context_parallel_size": 1}
+    vllm_config = SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(**{**plain, **transfer}),
+        parallel_config=SimpleNamespace(**{**no_context, **dict(parallel)}),
+        cache_config=SimpleNamespace(block_size=32),
+    )
+    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=block_tokens))
+    KbtpConnector(vllm_config, KVConnectorRole.WORKER, SimpleNamespace(kv_cache_groups=[group] * groups))
 
 
 @pytest.mark.parametrize(
@@ -106,15 +135,14 @@ def test_memory_that_cannot_be_moved_is_refused_at_the_start() -> None:
 )
 def test_what_is_not_supported_is_refused_at_the_start(wrong: Any) -> None:
     transfer, parallel, groups, block_tokens = wrong
-    vllm_config = SimpleNamespace(
-        kv_transfer_config=SimpleNamespace(
-            **{"is_kv_consumer": True, "is_kv_producer": True, "kv_load_failure_policy": "recompute", **transfer}
-        ),
-        parallel_config=SimpleNamespace(
-            **{"decode_context_parallel_size": 1, "prefill_context_parallel_size": 1, **parallel}
-        ),
-        cache_config=SimpleNamespace(block_size=32),
-    )
-    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=block_tokens))
     with pytest.raises(ApiMisuse, match=r"must be|not supported"):
-        KbtpConnector(vllm_config, None, SimpleNamespace(kv_cache_groups=[group] * groups))
+        start(transfer, parallel, groups, block_tokens)
+
+
+@pytest.mark.parametrize(
+    ("option", "wrong"),
+    [("staging_bytes", "1GiB"), ("staging_bytes", True), ("timeout_s", "2"), ("timeout_s", None), ("writer", 5)],
+)
+def test_an_option_that_is_mistyped_is_said_at_the_start(option: str, wrong: Any) -> None:
+    with pytest.raises(ApiMisuse, match=f"{option} of {wrong!r}: expected"):
+        start({"kv_connector_extra_config": {"url": "kbtp://127.0.0.1", option: wrong}})

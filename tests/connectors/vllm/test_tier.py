@@ -183,7 +183,9 @@ def test_another_group_and_another_layout_have_other_keys(cluster: Any, tiering:
     assert tiering.load([0]) == [True]
 
 
-@pytest.mark.parametrize("wrong", [{"url": "kbtp//nonsense"}, {"copies": 0}, {"nonsense": 1}], ids=str)
+@pytest.mark.parametrize(
+    "wrong", [{"url": "kbtp//nonsense"}, {"copies": 0}, {"nonsense": 1}, {"writer": 5}, {"timeout_s": "2"}], ids=str
+)
 def test_a_configuration_that_cannot_work_is_refused_at_the_start(cluster: Any, wrong: dict[str, Any]) -> None:
     with pytest.raises(ApiMisuse):
         Tiering(cluster.url, **wrong)

@@ -7,17 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 from kbtp.conformance import segments
-from kbtp.conformance.deviation import Deviation, expect
 from kbtp.conformance.initiator_side import InitiatorSide
+from kbtp.conformance.kbtp_cases.rdma import next_read
 from kbtp.conformance.probe import Probe, TargetProbe
 from kbtp.conformance.session import Session
 from kbtp.conformance.startup import CameFrame, Startup, accepted, receive_frame
 from kbtp.conformance.stream import Stream
-from kbtp.conformance.target_side import TargetSide, ack_fields
+from kbtp.conformance.target_side import TargetSide, ack_fields, needs_a_read
 from kbtp.conformance.tcp import Tcp
-from kbtp.iwarp.rdmap import RdmapOpcode, ReadRequest
-from kbtp.types import RequestFlag, Status
-from kbtp.wire import AllocStore, Completion, Free, HelloAck, Load, Store
+from kbtp.iwarp.rdmap import ReadRequest
+from kbtp.types import Status
+from kbtp.wire import Completion, Free, HelloAck, Load
 
 QUIET_S = 0.15
 """How long we look whether nothing comes."""
@@ -87,12 +87,7 @@ def works_on(session: Session) -> None:
 
 
 def expect_no_octets(tcp: Tcp, why: str) -> None:
-    """The peer sends nothing; it may close. Raises `Deviation`."""
-    try:
-        octets = tcp.receive_some(why, within_s=QUIET_S)
-    except Deviation:
-        return
-    expect(not octets, why, octets.hex())
+    tcp.expect_no_octets(why, for_s=QUIET_S)
 
 
 def octet_by_octet(octets: bytes) -> list[bytes]:
@@ -108,11 +103,6 @@ SIZES = (0, 1, 2, 3, 4, 5, 700, 100_000)
 
 def pattern(size: int) -> bytes:
     return bytes(index % 251 for index in range(size))
-
-
-def needs_a_read(request: object) -> bool:
-    """A request whose data is in memory of the initiator, so that we read it."""
-    return isinstance(request, Store | AllocStore) and not request.flags & RequestFlag.INLINE
 
 
 def converse(session: Session) -> None:
@@ -140,10 +130,7 @@ def sink_of(session: InitiatorSide, size: int, index: int = 0) -> ReadRequest:
     """Have the target ask for `size` octets of ours; its Read Request, which nobody has answered yet."""
     lent = session.stream.memory.lend(pattern(size))
     session.send(session.alloc_store(session.handle(index), lent))
-    message = session.stream.message("a Read Request")
-    expect(message is not None and message.opcode is RdmapOpcode.READ_REQUEST, "a Read Request", message)
-    assert message is not None
-    return ReadRequest.parse(message.payload)
+    return next_read(session)
 
 
 def octets_due(session: TargetSide, request: Load) -> bytes:

@@ -63,7 +63,7 @@ def no_more_reads_than_our_ird(probe: InitiatorProbe) -> None:
 
     def hold(step: Step) -> None:
         if len(held) < HELD_READS:
-            target.stream.tcp.expect_silence(f"the Read of the {step.what} is outstanding, our IRD is 1", for_s=HELD_S)
+            target.stream.expect_silence(f"the Read of the {step.what} is outstanding, our IRD is 1", for_s=HELD_S)
         held.append(step)
 
     target.before_read = hold
@@ -83,5 +83,5 @@ def no_reads_without_ird(probe: InitiatorProbe) -> None:
 def atomic_is_complete_with_its_response(probe: InitiatorProbe) -> None:
     """While a FetchAdd is not answered the ring is not read: the initiator does not know its ticket."""
     target = DirectTarget(Stream.respond(probe.tcp())).open()
-    target.before_atomic = lambda: target.stream.tcp.expect_silence("the FetchAdd is not answered", for_s=HELD_S)
+    target.before_atomic = lambda: target.stream.expect_silence("the FetchAdd is not answered", for_s=HELD_S)
     target.run_until("a FetchAdd", lambda came: isinstance(came, Step) and came.what == "ticket")

@@ -35,6 +35,7 @@ from kbtp.types import TerminateCause as Cause
 GROUP = Group("faults")
 
 BOGUS_STAG = 0x0BADCAFE
+LARGE_SEGMENT_BYTES = 1 << 15  # a ULPDU takes less than 64 KiB (RFC 5044 4.1)
 PAYLOAD = bytes(COMPLETION_BYTES)
 READ = ReadRequest(0x5111C, 0, 8, BOGUS_STAG, 0)
 ATOMIC = AtomicRequest(AtomicOperation.FETCH_ADD, 1, BOGUS_STAG, 0, 1, 0)
@@ -109,7 +110,7 @@ def largest_send(session: Session) -> int:
 def too_long(session: Session) -> list[bytes]:
     """A Send of one octet too many, its last segment the one that does not fit."""
     size = largest_send(session)
-    return session.stream.ulpdus_of_send(bytes(size + 1), segment_bytes=size)
+    return session.stream.ulpdus_of_send(bytes(size + 1), segment_bytes=min(size, LARGE_SEGMENT_BYTES))
 
 
 def _request(payload: bytes) -> Ulpdus:

@@ -12,7 +12,6 @@ from kbtp.conformance.iwarp.conversation import (
     as_initiator,
     converse,
     initiator_on,
-    needs_a_read,
     open_on,
     pattern,
     session_with,
@@ -30,7 +29,7 @@ from kbtp.conformance.iwarp.octets import (
 )
 from kbtp.conformance.probe import Probe, TargetProbe
 from kbtp.conformance.session import Session
-from kbtp.conformance.target_side import TargetSide
+from kbtp.conformance.target_side import TargetSide, needs_a_read
 from kbtp.iwarp.rdmap import RdmapOpcode
 from kbtp.limits import COMPLETION_BYTES, DDP_TAGGED_HEADER_BYTES, DDP_UNTAGGED_HEADER_BYTES
 from kbtp.types import TerminateCause

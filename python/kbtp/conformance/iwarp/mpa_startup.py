@@ -17,7 +17,6 @@ from kbtp.conformance.iwarp.conversation import (
 )
 from kbtp.conformance.iwarp.octets import expect_good_crcs, spoilt
 from kbtp.conformance.probe import InitiatorProbe, Probe, TargetProbe
-from kbtp.conformance.setup import MARGIN_S
 from kbtp.conformance.startup import (
     C_BIT,
     R_BIT,
@@ -195,9 +194,7 @@ def crc_is_offered(probe: Probe) -> None:
 @GROUP.target("M12", "M26", "M21")
 def nothing_behind_the_reply(probe: TargetProbe) -> None:
     """The Reply ends after PD_Length octets: no marker and no CRC follow, nor does anything before our first FPDU."""
-    tcp = probe.tcp()
-    Stream.initiate(tcp, Startup(markers=True))
-    tcp.expect_silence("no FPDU was sent yet", for_s=QUIET_S)
+    Stream.initiate(probe.tcp(), Startup(markers=True)).expect_silence("no FPDU was sent yet", for_s=QUIET_S)
 
 
 @GROUP.initiator("M12", "M26", "M20")
@@ -289,15 +286,15 @@ def rejected(probe: InitiatorProbe) -> None:
 # --- waiting ---
 
 
-@GROUP.target("M22", "S9", timeout_s=15)
+@GROUP.target("M22", "S9")
 def request_that_is_never_whole(probe: TargetProbe) -> None:
     """Connections without a Request, and with half of one, are closed without a word, by and by."""
     waiting = [probe.tcp() for _ in range(4)]
     octets = request()
     for tcp, sent_bytes in zip(waiting, (0, 1, 19, len(octets) - 1), strict=True):
         tcp.send(octets[:sent_bytes])
+    within_s = probe.wait_s(probe.setup.mpa_timeout_s)
     for tcp in waiting:
-        within_s = probe.setup.mpa_timeout_s + MARGIN_S
         tcp.expect_close("no Request has come for long", silent=True, within_s=within_s)
 
 

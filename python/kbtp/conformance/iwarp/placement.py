@@ -11,8 +11,9 @@ from collections.abc import Callable
 from kbtp.conformance import segments
 from kbtp.conformance.case import Group
 from kbtp.conformance.deviation import expect
-from kbtp.conformance.iwarp.conversation import completion_of, needs_a_read, octets_due, pattern, sink_of, works_on
+from kbtp.conformance.iwarp.conversation import completion_of, octets_due, pattern, sink_of, works_on
 from kbtp.conformance.probe import InitiatorProbe, TargetProbe
+from kbtp.conformance.target_side import needs_a_read
 from kbtp.iwarp.ddp import TO_MASK
 from kbtp.iwarp.rdmap import RdmapOpcode
 from kbtp.types import Status
@@ -239,7 +240,7 @@ def write_that_goes_on_after_the_completion(probe: InitiatorProbe) -> None:
 def write_after_a_send_with_invalidate(probe: InitiatorProbe) -> None:
     """A COMPLETION that invalidates the STag of its LOAD is delivered; an RDMA Write to it afterwards: 1/1/00."""
     session = probe.session()
-    request = session.serve_until(Load)
+    request = session.serve_until_invalidating()
     session.write(request.data, octets_due(session, request))
     session.stream.send(
         completion_of(session, request), opcode=RdmapOpcode.SEND_INVALIDATE, invalidate_stag=request.data.stag

@@ -12,18 +12,18 @@ from kbtp.conformance.case import Group
 from kbtp.conformance.deviation import Deviation, expect
 from kbtp.conformance.iwarp.conversation import (
     QUIET_S,
-    needs_a_read,
     pattern,
     sink_of,
     works_on,
 )
 from kbtp.conformance.iwarp.ddp_messages import messages_in
 from kbtp.conformance.iwarp.octets import Segment, segments_of
+from kbtp.conformance.kbtp_cases.rdma import answer_read, next_read
 from kbtp.conformance.probe import InitiatorProbe, Probe, TargetProbe
 from kbtp.conformance.session import Session
 from kbtp.conformance.startup import Startup
 from kbtp.conformance.stream import Stream
-from kbtp.conformance.target_side import TargetSide
+from kbtp.conformance.target_side import TargetSide, needs_a_read
 from kbtp.iwarp.ddp import TO_MASK
 from kbtp.iwarp.rdmap import QN_REQUEST, RdmapOpcode, ReadRequest
 from kbtp.limits import READ_REQUEST_BYTES
@@ -46,7 +46,7 @@ def read_request(stream: Stream, request: ReadRequest) -> bytes:
 
 
 def source_of(session: TargetSide) -> DataDescriptor:
-    """Memory that the initiator lets us read: that of its first STORE that is not inline."""
+    """Memory that the initiator lets us read: that of the long block when it is stored."""
     request = session.serve_until(needs_a_read)
     assert isinstance(request, Store | AllocStore)
     return request.data
@@ -82,13 +82,13 @@ def form_of_a_read_request(probe: TargetProbe) -> None:
 def no_more_reads_than_our_ird(probe: TargetProbe) -> None:
     """With IRD 1 of ours one Read is outstanding at a time, however many STOREs wait."""
     session = probe.session(Startup.of_depth(1, 1), requested_quota=3)
+    session.need_quota(3)
     for index in range(3):
         session.send(session.alloc_store(session.handle(index), session.stream.memory.lend(pattern(500))))
     for _ in range(3):
-        message = session.stream.message("a Read Request")
-        assert message is not None
-        session.stream.tcp.expect_silence("one Read is outstanding, our IRD is 1", for_s=QUIET_S)
-        session.stream.serve(message)
+        read = next_read(session)
+        session.stream.expect_silence("one Read is outstanding, our IRD is 1", for_s=QUIET_S)
+        answer_read(session, read)
         session.answer()
 
 
@@ -99,7 +99,7 @@ def store_is_complete_with_its_last_octet(probe: TargetProbe) -> None:
     octets = pattern(3000)
     asked = sink_of(session, len(octets))
     session.stream.send_ulpdus(segments.read_response(asked.sink_stag, asked.sink_to, octets[:-1], last=False))
-    session.stream.tcp.expect_silence("an octet of the Read Response is missing", for_s=QUIET_S)
+    session.stream.expect_silence("an octet of the Read Response is missing", for_s=QUIET_S)
     last = len(octets) - 1
     session.stream.send_ulpdus(segments.read_response(asked.sink_stag, asked.sink_to + last, octets[last:]))
     expect(session.answer().status is Status.SUCCESS, "SUCCESS", "another status")
@@ -269,7 +269,7 @@ def more_requests_than_buffers(probe: TargetProbe) -> None:
     session = probe.session()
     lent = session.stream.memory.lend(pattern(100))
     count = session.ack.request_credits + 1
-    session.send(*(session.alloc_store(session.handle(n % 2), lent) for n in range(count)))
+    session.send(*(session.alloc_store(session.handle(0), lent) for _ in range(count)), beyond_credits=True)
     session.stream.expect_terminate(Cause.DDP_NO_BUFFER)
 
 

@@ -23,6 +23,7 @@ GROUP = Group("security")
 
 BOGUS_STAG = 0x0BADCAFE
 STAGS = 100
+STAGS_AT_LEAST = 8
 SPREAD = 1 << 28
 HALF_OPEN = 50
 RANDOM_STREAMS = 24
@@ -90,14 +91,17 @@ def stags_of_sinks(probe: TargetProbe) -> None:
 
 @GROUP.initiator("S6")
 def stags_of_buffers(probe: InitiatorProbe) -> None:
-    """The STags of an initiator's buffers: none twice, no fixed step, spread over the 32 bits."""
+    """The STags of an initiator's buffers: none again that was invalidated, no fixed step, spread over the 32 bits."""
     session = probe.session()
-    stags = []
+    stags: dict[int, bool] = {}  # whether its last COMPLETION has invalidated it
     while (came := session.serve(_names_memory)) is not None:
         assert isinstance(came, Load | Store | AllocStore)
-        stags.append(came.data.stag)
+        stag = came.data.stag
+        expect(not stags.get(stag), "no STag again that was invalidated", f"{stag:#010x}")
+        stags[stag] = bool(came.flags & RequestFlag.INVALIDATE)
         session.serve_one(came)
-    expect_unpredictable(list(dict.fromkeys(stags)))
+    probe.need(len(stags) >= STAGS_AT_LEAST, f"{STAGS_AT_LEAST} different STags, fewer tell nothing")
+    expect_unpredictable(list(stags))
 
 
 def _names_memory(came: object) -> bool:
@@ -105,10 +109,9 @@ def _names_memory(came: object) -> bool:
 
 
 def expect_unpredictable(stags: list[int]) -> None:
-    """Of numbers drawn at random each of these fails less than once in a million runs. Raises `Deviation`."""
+    """Of `STAGS_AT_LEAST` to `STAGS` numbers drawn at random the spread and the steps are wrong less than once in a
+    million runs, and two are the same about as often. Raises `Deviation`."""
     expect(len(set(stags)) == len(stags), "no STag twice", [f"{one:#010x}" for one in stags])
-    if len(stags) < 3:
-        return
     steps = Counter((later - earlier) & 0xFFFF_FFFF for earlier, later in pairwise(stags))
     step, count = steps.most_common(1)[0]
     expect(count <= 2, "no fixed step from one STag to the next", f"{count} steps of {step:#x}")

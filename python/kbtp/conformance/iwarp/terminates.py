@@ -7,16 +7,15 @@ import secrets
 from kbtp.conformance import segments
 from kbtp.conformance.case import Group
 from kbtp.conformance.deviation import expect
-from kbtp.conformance.initiator_side import InitiatorSide
 from kbtp.conformance.iwarp.conversation import HARMLESS, pattern, sink_of
 from kbtp.conformance.iwarp.octets import Terminate, segments_of, spoilt, terminate_of
+from kbtp.conformance.kbtp_cases.identity import reopen
 from kbtp.conformance.probe import InitiatorProbe, Probe, TargetProbe
 from kbtp.conformance.rule import SHOULD
 from kbtp.conformance.session import Session
 from kbtp.conformance.stream import Message, Stream
 from kbtp.iwarp.rdmap import QN_SEND, RdmapOpcode, ReadRequest
 from kbtp.limits import DDP_TAGGED_HEADER_BYTES, DDP_UNTAGGED_HEADER_BYTES
-from kbtp.types import Status
 from kbtp.types import TerminateCause as Cause
 
 GROUP = Group("terminates")
@@ -167,20 +166,10 @@ def terminate_ends_what_is_outstanding_at_a_target(probe: TargetProbe) -> None:
     sink_of(session, 100)
     _terminate_it(session.stream)
     session.stream.expect_end("we have sent a Terminate")
-    again = session_again(probe, identity)
+    again = reopen(probe, initiator_id=identity)
     expect(again.ack.bound_blocks == 0, "no bound block", again.ack.bound_blocks)
     again.bind(0, b"again")
     again.release(0)
-
-
-def session_again(probe: TargetProbe, identity: bytes) -> InitiatorSide:
-    """A new session of `identity`, whose last one the target may not have put away yet."""
-    while True:
-        session = probe.before_hello()
-        ack = session.hello(initiator_id=identity)
-        if ack.status is not Status.ACCESS_DENIED or probe.deadline.passed:
-            expect(ack.status is Status.SUCCESS, "SUCCESS", ack.status.name)
-            return session
 
 
 @GROUP.initiator("R44", needs=("one-by-one",))

@@ -101,6 +101,7 @@ def load_of_an_empty_block(probe: TargetProbe) -> None:
         load = Load(side.request_id(), request.handle, 0, RequestFlag.NONE, DataDescriptor(0xBAD, 5, 0))
         completion = side.expect_status(load, Status.SUCCESS)
         expect(completion.data_length == 0, "Data Length 0", completion.data_length)
+        side.expect_status(side.free(request.handle), Status.SUCCESS)
     writes = [message for message in side.stream.messages if message.opcode is RdmapOpcode.WRITE]
     expect(not writes, "no RDMA Write (profile 8.7)", writes)
 

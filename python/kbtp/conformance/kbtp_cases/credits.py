@@ -20,9 +20,9 @@ def one_request_too_many(probe: TargetProbe) -> None:
     side = probe.session(Startup.of_depth(1, 1), completion_credits=2)
     credits = side.ack.request_credits
     lent = side.stream.memory.lend(64)
-    side.send(*(side.alloc_store(side.handle(index % 2), lent) for index in range(credits)))
+    side.send(*(side.alloc_store(side.handle(0), lent) for _ in range(credits)))
     next_read(side)
-    side.send(side.free(side.handle(0)))
+    side.send(side.free(side.handle(0)), beyond_credits=True)
     side.stream.expect_terminate(TerminateCause.DDP_NO_BUFFER, TerminateCause.DDP_MSN_OUT_OF_RANGE)
     other.goes_on()
 
@@ -42,11 +42,18 @@ def a_credit_is_there_when_its_completion_is(probe: TargetProbe) -> None:
 
 @GROUP.target("KC9")
 def completions_never_exceed_the_buffers(probe: TargetProbe) -> None:
-    """With one Completion Credit the target never sends two messages that the initiator has not answered for."""
-    side = probe.session(Startup.of_depth(1, 1), completion_credits=1)
-    for _ in range(3):
-        side.expect_status(side.load(side.first, None), Status.NOT_BOUND)
-        side.stream.tcp.expect_silence("one request, one completion", for_s=0.1)
+    """With every Request Credit in use no more completions come than the initiator has Completion Credits."""
+    for credits in (1, 2, 5):
+        side = probe.session(completion_credits=credits)
+        granted = side.ack.request_credits
+        expect(granted <= credits, f"at most {credits} Request Credits, as many as Completion Credits", granted)
+        for _ in range(3):
+            loads = [side.load(side.first, None) for _ in range(granted)]
+            side.send(*loads)
+            for load in loads:
+                status = side.answer(load).status
+                expect(status is Status.NOT_BOUND, "NOT_BOUND", status.name)
+            side.stream.expect_silence("each request has its one completion", for_s=0.1)
 
 
 @GROUP.target("KC10", "KV14")
@@ -75,6 +82,7 @@ def same_request_id_twice_in_a_row(probe: TargetProbe) -> None:
 def completions_in_any_order(probe: TargetProbe) -> None:
     """Requests on several handles, with reads answered in turn, are each completed once."""
     side = probe.session()
+    side.need_quota(3)
     lent = [side.stream.memory.lend(pattern(200, seed)) for seed in range(3)]
     stores = [side.alloc_store(side.handle(index), one) for index, one in enumerate(lent)]
     loads = [side.load(side.handle(7), None, flags=RequestFlag.ALLOW_UNSEALED) for _ in range(3)]

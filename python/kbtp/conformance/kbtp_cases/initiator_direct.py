@@ -71,7 +71,7 @@ def one_read_after_the_other(probe: InitiatorProbe) -> None:
 
         def hold(step: Step, seen: list[Step] = seen) -> None:
             seen.append(step)
-            target.stream.tcp.expect_silence(f"the Read of the {step.what} is not answered yet", for_s=0.05)
+            target.stream.expect_silence(f"the Read of the {step.what} is not answered yet", for_s=0.05)
 
         def held(came: Step | Request, what: str = what) -> bool:
             return isinstance(came, Step) and came.what == what
@@ -258,7 +258,7 @@ def too_long_between_the_entry_reads(probe: InitiatorProbe) -> None:
         nonlocal paused
         if read.what == "block" and not paused:
             paused = True
-            target.stream.tcp.expect_silence("the Read of the block is not answered yet", for_s=PAUSE_S)
+            target.stream.expect_silence("the Read of the block is not answered yet", for_s=PAUSE_S)
 
     target.before_read = pause
     target.run_until("the second read of the entry", loading)

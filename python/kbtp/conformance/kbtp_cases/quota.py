@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kbtp.conformance.case import Group
-from kbtp.conformance.deviation import Deviation, expect
+from kbtp.conformance.deviation import Deviation, NotApplicable, expect
 from kbtp.conformance.initiator_side import InitiatorSide, Request
 from kbtp.conformance.kbtp_cases.blocks import check_offset, next_generation
 from kbtp.conformance.probe import TargetProbe
@@ -13,6 +13,8 @@ from kbtp.wire import Completion
 GROUP = Group("quota")
 
 ROUNDS_AT_ONCE = 8
+ROUNDS_BEFORE = 20  # so that a Generation that begins anew is another one
+HEIRS, HEIR_PAUSE_S = 20, 0.05
 
 
 @GROUP.target("KQ1", "KQ2", "KS8")
@@ -68,7 +70,7 @@ def no_block_is_handed_out_twice(probe: TargetProbe) -> None:
 def whole_pool(probe: TargetProbe) -> None:
     """The quotas of all sessions together are no more than the pool, all of which can be bound, again and again."""
     holders: list[InitiatorSide] = []
-    pool = granted = 0
+    pool = granted = handles = 0
     while True:
         side = probe.before_hello()
         ack = side.hello(requested_quota=7, requested_handles=8)
@@ -76,9 +78,13 @@ def whole_pool(probe: TargetProbe) -> None:
             expect(ack.status is Status.NO_SPACE, "NO_SPACE where no quota is left (profile 1)", ack.status.name)
             break
         holders.append(side)
-        pool, granted = ack.pool_blocks, granted + ack.allocation_quota
+        pool, granted, handles = ack.pool_blocks, granted + ack.allocation_quota, handles + ack.handle_count
         expect(granted <= pool, f"quotas of {pool} blocks in all (draft 3.4)", granted)
-    reader = probe.session(requested_quota=0)
+    reader = probe.before_hello()
+    ack = reader.hello(requested_quota=0, requested_handles=1)
+    no_handles = ack.status is Status.NO_SPACE and (granted < pool or handles >= holders[0].ack.table_handles)
+    probe.need(not no_handles, "handles for more initiators than share the pool")
+    expect(ack.status is Status.SUCCESS, "SUCCESS for a reader that asks for no quota (profile 1)", ack.status.name)
     reader.goes_on()
     for round_ in range(3):
         offsets = set()
@@ -111,29 +117,45 @@ def generation_wraps(probe: TargetProbe) -> None:
 
 
 def _rounds(side: InitiatorSide, count: int) -> list[Completion]:
-    """FREE and ALLOC_STORE of the first handle, `count` times, all outstanding at once."""
+    """FREE and ALLOC_STORE of the first handle, `count` times, all outstanding at once where credits allow."""
     handle = side.handle(0)
     requests: list[Request] = []
     for _ in range(count):
         requests += [side.free(handle), side.alloc_store_inline(handle, b"")]
+    if len(requests) > side.ack.request_credits:
+        return [side.call(request) for request in requests]
     side.send(*requests)
     return [side.answer(request).completion for request in requests]
 
 
-@GROUP.target("KG3")
+@GROUP.target("KG3", alone=True)
 def generations_survive_the_owner(probe: TargetProbe) -> None:
     """A handle that goes to another initiator does not begin its Generations anew."""
     first = probe.session()
+    for _ in range(ROUNDS_BEFORE):
+        first.bind(0, b"first")
+        first.release(0)
     handle, generation = first.handle(0), first.bind(0, b"first").generation
-    other = probe.session()
+    witness = probe.session()
     first.finish()
-    while True:
-        lent = other.stream.memory.lend(64)
-        completion = other.call(other.load(handle, lent, generation=generation))
-        if completion.status is not Status.SUCCESS:
-            break
-        if probe.deadline.passed:
-            raise Deviation("the block of an anonymous initiator freed", completion.status.name)
-    # Another initiator may have bound it since.
-    later = completion.generation == 0 or 1 <= (completion.generation - generation) % 0xFFFF < 1000
-    expect(later, f"a Generation after {generation}", completion.generation)
+    heir = _next_owner(probe, handle, witness)
+    index = handle - heir.first
+    came, expected = heir.bind(index, b"second").generation, next_generation(next_generation(generation))
+    expect(came == expected, f"Generation {expected}: the FREE and the ALLOC_STORE each count (profile 5)", came)
+    heir.expect_status(heir.load(handle, None, generation=generation), Status.GENERATION_MISMATCH)
+    heir.release(index)
+
+
+def _next_owner(probe: TargetProbe, handle: int, witness: InitiatorSide) -> InitiatorSide:
+    """The session that is granted a range with `handle`, of those that ask for all handles there are.
+
+    Those that were granted others keep them meanwhile. Raises `NotApplicable` if nobody gets it.
+    """
+    for _ in range(HEIRS):
+        side = probe.before_hello()
+        ack = side.hello(requested_quota=1, requested_handles=(1 << 64) - 1)
+        if ack.status is Status.SUCCESS and 0 <= handle - ack.first_handle < ack.handle_count:
+            return side
+        expect(ack.status in (Status.SUCCESS, Status.NO_SPACE), "SUCCESS or NO_SPACE", ack.status.name)
+        witness.stream.expect_silence("the target notices that the owner is gone", for_s=HEIR_PAUSE_S)
+    raise NotApplicable(f"none of {HEIRS} initiators was granted a handle that another one had before")

@@ -8,7 +8,6 @@ from kbtp.conformance.initiator_side import InitiatorSide
 from kbtp.conformance.kbtp_cases.rdma import answer_read, expect_nothing_more, next_read
 from kbtp.conformance.memory import Lent
 from kbtp.conformance.probe import TargetProbe
-from kbtp.conformance.setup import MARGIN_S
 from kbtp.iwarp.rdmap import RdmapOpcode
 from kbtp.types import RequestFlag, Status
 from kbtp.wire import Load
@@ -70,7 +69,7 @@ def reader_that_does_not_read(probe: TargetProbe) -> None:
     reader, _, _ = slow_load(probe, owner)
     free = owner.free(owner.handle(0))
     owner.send(free)
-    status = owner.answer(free, within_s=probe.setup.drain_s + MARGIN_S).status
+    status = owner.answer(free, within_s=probe.wait_s(probe.setup.drain_s)).status
     expect(status is Status.SUCCESS, "SUCCESS of the FREE after the drain time", status.name)
     for message in _to_the_end(reader):
         expect(message is not RdmapOpcode.SEND, "no COMPLETION for the reader", "one")

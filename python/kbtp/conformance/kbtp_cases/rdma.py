@@ -9,12 +9,10 @@ from kbtp.conformance.initiator_side import InitiatorSide
 from kbtp.conformance.kbtp_cases.blocks import pattern
 from kbtp.conformance.kbtp_cases.hello import patched
 from kbtp.conformance.probe import TargetProbe
-from kbtp.conformance.setup import MARGIN_S
 from kbtp.conformance.startup import Startup
-from kbtp.conformance.stream import Message
 from kbtp.iwarp.rdmap import RdmapOpcode, ReadRequest
 from kbtp.types import RequestFlag, Status
-from kbtp.wire import Completion, DataDescriptor, Load, Store
+from kbtp.wire import DataDescriptor, Load, Store
 
 GROUP = Group("initiator-memory")
 
@@ -34,13 +32,7 @@ def answer_read(side: InitiatorSide, request: ReadRequest) -> None:
 
 
 def expect_nothing_more(side: InitiatorSide, why: str) -> None:
-    side.stream.tcp.expect_silence(why, for_s=QUIET_S)
-
-
-def _completion(message: Message | None) -> Completion:
-    if message is None or message.opcode is not RdmapOpcode.SEND:
-        raise Deviation("a COMPLETION", str(message))
-    return Completion.parse(message.payload)
+    side.stream.expect_silence(why, for_s=QUIET_S)
 
 
 @GROUP.target("KD3")
@@ -103,6 +95,7 @@ def read_depth_is_kept(probe: TargetProbe) -> None:
     """No more RDMA Reads are outstanding than the initiator's IRD; further STOREs wait, and come to their turn."""
     for depth in (1, 3):
         side = probe.session(Startup.of_depth(depth, 1))
+        side.need_quota(4)
         lent = [side.stream.memory.lend(pattern(64, seed)) for seed in range(4)]
         stores = [side.alloc_store(side.handle(index), one) for index, one in enumerate(lent)]
         side.send(*stores)
@@ -120,6 +113,7 @@ def read_depth_is_kept(probe: TargetProbe) -> None:
 def waiting_stores_hold_nothing_up(probe: TargetProbe) -> None:
     """While STOREs wait for the read depth, other requests are completed."""
     side = probe.session(Startup.of_depth(1, 1), requested_quota=5)
+    side.need_quota(5)
     for index in (0, 1):
         side.bind(index, b"here")
     side.send(*(side.alloc_store(side.handle(index), side.stream.memory.lend(64)) for index in (2, 3, 4)))
@@ -161,7 +155,7 @@ def read_that_nobody_answers(probe: TargetProbe) -> None:
     side = probe.session()
     side.send(side.alloc_store(side.handle(0), side.stream.memory.lend(64)))
     next_read(side)
-    side.stream.expect_end("a Read that nobody answers (profile 8.8)", within_s=probe.setup.drain_s + MARGIN_S)
+    side.stream.expect_end("a Read that nobody answers (profile 8.8)", within_s=probe.wait_s(probe.setup.drain_s))
     other.goes_on()
 
 

@@ -16,7 +16,7 @@ INITIATOR_RULES: tuple[Rule, ...] = (
     Rule("KNH4", "profile 2", "Nothing is sent between HELLO and HELLO_ACK"),
     Rule("KNH5", "profile 3", "Without HELLO_ACK in time it retries on a new connection"),
     Rule("KNH6", "profile 2", "A status other than SUCCESS ends it"),
-    Rule("KNH7", "profile 2", "Fields of HELLO_ACK that cannot be end the stream"),
+    Rule("KNH7", "profile 2", "Fields of HELLO_ACK that cannot be end the stream", SHOULD),
     Rule("KNH8", "profile 2", "Request Credits of 0 or Max Message below 1024 end the stream"),
     Rule("KNH9", "profile 2", "Options from 0x8000 on are skipped, reserved fields ignored"),
     Rule("KNH10", "profile 2", "An unknown option below 0x8000 is not gone on with"),

@@ -20,7 +20,7 @@ def wait_for_the_timeout(probe: TargetProbe, direct: DirectSide) -> None:
     """Until a ticket that was taken before has been abandoned, and the target has had time to notice."""
     timeout_s = direct.ack.ticket_timeout_ms / 1000
     probe.need(timeout_s <= PATIENCE_S, f"a Ticket Timeout of at most {PATIENCE_S:g} s, this one has {timeout_s:g} s")
-    direct.stream.tcp.expect_silence("a ticket runs out", for_s=timeout_s * 1.5 + MARGIN_S / 2)
+    direct.stream.expect_silence("a ticket runs out", for_s=timeout_s * 1.5 + MARGIN_S / 2)
 
 
 def expect_refused_atomic(direct: DirectSide) -> None:
@@ -76,7 +76,7 @@ def bind_in_time(probe: TargetProbe) -> None:
     for _ in range(3):
         ticket = direct.take_ticket()
         block_offset = direct.block_of(ticket)
-        direct.stream.tcp.expect_silence("half the Ticket Timeout", for_s=timeout_s / 2)
+        direct.stream.expect_silence("half the Ticket Timeout", for_s=timeout_s / 2)
         bind = direct.bind(direct.side.handle(0), ticket, 0, block_offset)
         direct.side.expect_status(bind, Status.SUCCESS)
         direct.side.release(0)
@@ -120,7 +120,7 @@ def more_tickets_than_the_ring_has(probe: TargetProbe) -> None:
     probe.need(within_s <= PATIENCE_S, f"a Ticket Timeout of at most {4 * PATIENCE_S:g} s")
     for _ in range(direct.ack.allocation_quota):
         direct.take_ticket()
-    direct.stream.tcp.expect_silence("as many tickets as the quota are no fault", for_s=within_s - MARGIN_S + 0.2)
+    direct.stream.expect_silence("as many tickets as the quota are no fault", for_s=within_s - MARGIN_S + 0.2)
     direct.fetch_add(ADD_DATA)
     direct.stream.expect_terminate(TerminateCause.RDMAP_CATASTROPHIC_STREAM, within_s=within_s)
 

@@ -63,6 +63,7 @@ def an_alloc_store_is_waited_for(probe: TargetProbe) -> None:
 def other_handles_do_not_wait(probe: TargetProbe) -> None:
     """A STORE that waits for its data holds up no request on another handle."""
     side = probe.session()
+    side.need_quota(4)
     for index in (0, 1):
         side.bind(index, b"here")
     store = side.alloc_store(side.handle(2), side.stream.memory.lend(64))
@@ -79,6 +80,7 @@ def other_handles_do_not_wait(probe: TargetProbe) -> None:
 def a_free_behind_a_load_does_not_wait_either(probe: TargetProbe) -> None:
     """A FREE of a block that was loaded, all of it, is not held up by a STORE on another handle that reads its data."""
     side = probe.session()
+    side.need_quota(2)
     side.bind(0, b"here")
     side.send(side.alloc_store(side.handle(1), side.stream.memory.lend(64)))
     read = next_read(side)

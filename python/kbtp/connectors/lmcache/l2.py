@@ -19,7 +19,7 @@ from kbtp import limits
 from kbtp.connectors.lmcache.arena import Arena
 from kbtp.connectors.lmcache.lanes import Lane
 from kbtp.connectors.names import key_of
-from kbtp.connectors.opening import open_cache
+from kbtp.connectors.opening import open_cache, take_flag
 from kbtp.connectors.troubles import Troubles
 
 log = logging.getLogger("kbtp.connectors.lmcache")
@@ -38,13 +38,13 @@ class KbtpL2Adapter(L2AdapterInterface):
         objects do not show their layout. Raises `ApiMisuse`."""
         super().__init__()
         options = dict(params)
-        self._serialized = bool(options.pop("serialized", False))
+        self._serialized = take_flag(options, "serialized", False)
         self._shapeless_seen = False
         self._cache = open_cache(options)
         self._arena = Arena(l1_memory_desc.ptr, l1_memory_desc.size) if l1_memory_desc else Arena(0, 0)
         self._arena.register(self._cache)
         self._troubles = Troubles(log)
-        wait_s = float(options.get("timeout_s", limits.CACHE_TIMEOUT_S))
+        wait_s = options.get("timeout_s", limits.CACHE_TIMEOUT_S)
         self._stores: Lane[L2StoreResult] = Lane("store", wait_s, self._troubles)
         self._lookups: Lane[Bitmap] = Lane("look-up", wait_s, self._troubles)
         self._loads: Lane[Bitmap] = Lane("load", wait_s, self._troubles)

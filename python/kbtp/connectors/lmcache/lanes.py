@@ -61,6 +61,7 @@ class Lane(Generic[T]):
         self._turns = Turns(name, wait_s, troubles)
         self._lock = threading.Lock()
         self._results: dict[int, T] = {}
+        self._closed = False
 
     def submit(self, task: Callable[[], T], otherwise: T) -> int:
         task_id = next(_ids)
@@ -70,7 +71,8 @@ class Lane(Generic[T]):
     def _end(self, task_id: int, result: T) -> None:
         with self._lock:
             self._results[task_id] = result
-        self.notifier.notify()
+            if not self._closed:
+                self.notifier.notify()
 
     def take(self, task_id: int) -> T | None:
         """The result, once; None while there is none."""
@@ -83,5 +85,8 @@ class Lane(Generic[T]):
         return results
 
     def close(self) -> None:
+        """A task handed in later is given up, and nobody is told."""
         self._turns.close()
-        self.notifier.close()
+        with self._lock:
+            self._closed = True
+            self.notifier.close()

@@ -57,7 +57,7 @@ class KbtpStorage(StoragePluginInterface):
         self._troubles = Troubles(log)
         self._arena = _arena_of(local_cpu_backend)
         self._arena.register(self._cache)
-        self._puts = Turns("put", float(options.get("timeout_s", limits.CACHE_TIMEOUT_S)), self._troubles)
+        self._puts = Turns("put", options.get("timeout_s", limits.CACHE_TIMEOUT_S), self._troubles)
         self._lock = threading.Lock()
         self._putting: set[CacheEngineKey] = set()
         self._format = MemoryFormat.KV_MLA_FMT if metadata.use_mla else MemoryFormat.KV_2LTD
@@ -81,23 +81,23 @@ class KbtpStorage(StoragePluginInterface):
         for one in new.values():
             one.ref_count_up()
 
-        def done(stored: bool) -> None:
+        def done(stored: list[bool]) -> None:
             with self._lock:
                 self._putting.difference_update(new)
-            for key, one in new.items():
+            for (key, one), is_stored in zip(new.items(), stored, strict=True):
                 one.ref_count_down()
-                if on_complete_callback is not None:
+                if is_stored and on_complete_callback is not None:
                     self._safely("callback", partial(on_complete_callback, key), None)
 
-        self._puts.submit(lambda: self._put(new), False, done)
+        self._puts.submit(lambda: self._put(new), [False] * len(new), done)
 
-    def _put(self, objects: dict[CacheEngineKey, MemoryObj]) -> bool:
+    def _put(self, objects: dict[CacheEngineKey, MemoryObj]) -> list[bool]:
         values = [self._arena.octets_of(one) for one in objects.values()]
         items = self._cache.put_many([self._name(key) for key in objects], values)
         for item in items:
             if not item.ok:
                 self._troubles.count(f"not stored: {item.outcome.value}", item.error or "")
-        return all(item.ok for item in items)
+        return [item.ok for item in items]
 
     # --- look-up -------------------------------------------------------------------------------
 

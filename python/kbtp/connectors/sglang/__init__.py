@@ -6,7 +6,6 @@ where, and what else must be equal. Pages are stored from there and loaded into 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,8 +17,8 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, 
 from sglang.srt.runtime_context import get_server_args
 
 from kbtp.cache import Cache, Item, Outcome
-from kbtp.connectors.names import key_of
-from kbtp.connectors.opening import open_cache
+from kbtp.connectors.names import fingerprint_of, key_of
+from kbtp.connectors.opening import open_cache, take_flag
 from kbtp.connectors.sglang.pools import Pool, is_sharded
 from kbtp.connectors.troubles import Troubles
 from kbtp.errors import ApiMisuse
@@ -49,10 +48,11 @@ class KbtpStorage(HiCacheStorage):
             raise ApiMisuse('"interface_v1": 1 is missing: without it SGLang copies every page twice')
         self._config = storage_config
         self._options = {name: value for name, value in said.items() if name not in _OF_SGLANG}
-        self._verify = bool(self._options.pop("verify", True))
+        self._verify = take_flag(self._options, "verify", True)
+        self._only_reads = take_flag(self._options, "read_only", False)
         self._model = _fingerprint(storage_config)
         self._options.setdefault("namespace", f"sglang:{self._model.hex()}")
-        if "writer" in self._options:
+        if isinstance(self._options.get("writer"), str):
             ranks = [
                 storage_config.tp_rank,
                 storage_config.pp_rank,
@@ -95,7 +95,7 @@ class KbtpStorage(HiCacheStorage):
 
     def _open(self) -> Cache:
         """Ranks whose pages another one stores take no share of the target."""
-        cache = open_cache({**self._options, "read_only": not self._writes})
+        cache = open_cache({**self._options, "read_only": self._only_reads or not self._writes})
         for _, octets in self._memory.values():
             cache.register(octets)
         return cache
@@ -231,7 +231,7 @@ def _fingerprint(config: Any) -> bytes:
     except ValueError:  # no server, but a cache controller by itself
         arguments = None
     fields = [f"{name}={getattr(arguments, name, None)}" for name in _ARGUMENTS]
-    return hashlib.blake2b(key_of("sglang", _KEYS_ARE, str(config.model_name), *fields), digest_size=16).digest()
+    return fingerprint_of("sglang", _KEYS_ARE, str(config.model_name), *fields)
 
 
 def _octets(page: torch.Tensor) -> Any:

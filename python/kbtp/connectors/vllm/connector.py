@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import vllm
 from vllm.config import VllmConfig
+from vllm.config.utils import normalize_value
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -24,9 +25,9 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
+from kbtp.connectors.names import fingerprint_of
 from kbtp.connectors.opening import open_cache
 from kbtp.connectors.troubles import Troubles
-from kbtp.connectors.vllm.identity import fingerprint_of
 from kbtp.connectors.vllm.pages import Pages, Staging
 from kbtp.connectors.vllm.scheduler import Plans, Work
 from kbtp.connectors.vllm.worker import Shard, Transfers
@@ -50,6 +51,7 @@ def identity_of(config: VllmConfig) -> bytes:
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     fields: list[str | int] = ["vllm connector", 1, vllm.__version__, model.model, str(model.revision)]
     fields += [str(model.dtype), str(model.quantization), str(cache.cache_dtype), cache.block_size]
+    fields.append(str(normalize_value(model.hf_config)))  # as overridden: --hf-overrides change what a model computes
     fields += [str(cache.prefix_caching_hash_algo), parallel.tensor_parallel_size, parallel.pipeline_parallel_size]
     return fingerprint_of(*fields)
 
@@ -68,14 +70,16 @@ class KbtpConnector(KVConnectorBase_V1):
         self._saves, self._loads = transfer.is_kv_producer, transfer.is_kv_consumer
         options = {"timeout_s": TIMEOUT_S, "staging_bytes": STAGING_BYTES, **transfer.kv_connector_extra_config}
         options.setdefault("connect_timeout_s", options["timeout_s"])
-        self._staging_bytes = int(options.pop("staging_bytes"))
-        self._timeout_s = float(options["timeout_s"])
+        self._staging_bytes = options.pop("staging_bytes")
+        if not isinstance(self._staging_bytes, int) or isinstance(self._staging_bytes, bool):
+            raise ApiMisuse(f"staging_bytes of {self._staging_bytes!r}: expected a whole number")
         if role is KVConnectorRole.SCHEDULER or not self._saves:
             options.update(read_only=True, writer=None)
-        elif options.get("writer") is not None:  # each worker is a writer of its own
+        elif isinstance(options.get("writer"), str):  # each worker is a writer of its own
             options["writer"] += f" {parallel.data_parallel_index} {parallel.rank}"
         self.troubles = Troubles(log)
         self.cache = open_cache(options)
+        self._timeout_s: float = options["timeout_s"]
         self.plans = Plans(self.cache, vllm_config.cache_config.block_size, self._timeout_s, self.troubles)
         self._layout: Layout | None = None
         self._transfers: Transfers | None = None
@@ -94,7 +98,7 @@ class KbtpConnector(KVConnectorBase_V1):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Raises `ApiMisuse` for a KV cache that is not supported: the engine does not start."""
-        pages = Pages(kv_caches)
+        pages = Pages(kv_caches, self._kv_cache_config.num_blocks)
         ranks = (get_pp_group().rank_in_group, get_tp_group().rank_in_group)
         shard = Shard(fingerprint_of(identity_of(self._vllm_config), pages.layout), *ranks)
         staging = Staging(pages, self._staging_bytes)

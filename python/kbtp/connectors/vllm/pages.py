@@ -13,21 +13,29 @@ from typing import Any
 
 import torch
 
-from kbtp.connectors.vllm.identity import fingerprint_of
+from kbtp.connectors.names import fingerprint_of
 from kbtp.errors import ApiMisuse
 
 LANES = 4  # of the staging area: as many transfers go on at a time
 
 
 class Pages:
-    """Raises `ApiMisuse` for a KV cache that does not have a run of octets for each block and layer."""
+    """Raises `ApiMisuse` for a KV cache that does not have a run of octets for each block and layer.
 
-    def __init__(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
+    num_blocks: as many as vLLM's scheduler counts, whose numbers are the rows here.
+    """
+
+    def __init__(self, kv_caches: Mapping[str, torch.Tensor], num_blocks: int) -> None:
         layers: dict[int, torch.Tensor] = {}  # by address: layers may share one
         fields: list[str | int] = []
         for name, tensor in kv_caches.items():
             if not isinstance(tensor, torch.Tensor):
                 raise ApiMisuse(f"{name} has a state that is no KV cache of blocks: its model is not supported")
+            if tensor.shape[0] != num_blocks:  # an attention backend may split blocks: all ids would mean other rows
+                raise ApiMisuse(
+                    f"{name} has {tensor.shape[0]} blocks where vLLM's scheduler counts {num_blocks}: set block_size to"
+                    " what its attention backend works with"
+                )
             layers.setdefault(tensor.data_ptr(), _octets_of(name, tensor))
             fields += [name, list(layers).index(tensor.data_ptr()), str(tensor.dtype)]
             fields += [*tensor.shape[1:], *tensor.stride()[1:]]

@@ -20,6 +20,7 @@ from kbtp.connectors.troubles import Troubles
 from kbtp.connectors.vllm.worker import Block, Shard
 
 LOOK_AGAIN_S = 0.005
+LATE = ("look-ups given up that took too long", "the index does not answer, or those before them took all the time")
 ANNOUNCED = "kbtp_prompt_blocks"
 """In kv_transfer_params: how many blocks of the prompt the prefill instance saves."""
 
@@ -40,8 +41,10 @@ class Tracked:
     give_up_at_s: float
     lookup: Future[list[bool]] | None = None
     look_again_at_s: float = 0.0
+    found: list[bool] = field(default_factory=list)
+    """By the last look-up that has ended."""
     present: list[bool] | None = None
-    """Which of its blocks the cache has, once that is known."""
+    """Which of its blocks the cache has, once that is decided; what is behind the last one it has not."""
     local_blocks: int = 0
     loaded: bool = False
     """Asked for once: what failed then would be promised again, and fail again."""
@@ -84,23 +87,33 @@ class Plans:
         """None also while blocks that were announced are on their way."""
         if tracked.present is not None:
             return tracked.present
-        now_s = time.monotonic()
-        if tracked.lookup is None:
-            if now_s >= tracked.look_again_at_s:
-                hashes = [bytes(one) for one in tracked.request.block_hashes]
-                tracked.lookup = self._looking.submit(self._contains, hashes)
-            return None
-        if not tracked.lookup.done():
-            return None
-        present = tracked.lookup.result()
-        if not all(present[: _announced(tracked.request)]) and now_s < tracked.give_up_at_s:
+        now_s, lookup = time.monotonic(), tracked.lookup
+        if lookup is not None and lookup.done():
+            tracked.found = lookup.result() or tracked.found
             tracked.lookup, tracked.look_again_at_s = None, now_s + LOOK_AGAIN_S
-            return None
-        tracked.present = present
-        return present
+            if all(tracked.found[: _announced(tracked.request)]):
+                tracked.present = tracked.found
+                return tracked.present
+        if now_s >= tracked.give_up_at_s:
+            self._give_up(tracked)
+        elif tracked.lookup is None and now_s >= tracked.look_again_at_s:
+            hashes = [bytes(one) for one in tracked.request.block_hashes]
+            tracked.lookup = self._looking.submit(self._contains, hashes, tracked.give_up_at_s)
+        return tracked.present
 
-    def _contains(self, hashes: Sequence[bytes]) -> list[bool]:
-        """Which blocks all workers can load. Raises nothing."""
+    def _give_up(self, tracked: Tracked) -> None:
+        """What is not known by now is missing."""
+        if tracked.lookup is not None:
+            tracked.lookup.cancel()
+            if not tracked.found:
+                self._troubles.count(*LATE)
+        tracked.present = tracked.found
+
+    def _contains(self, hashes: Sequence[bytes], begin_by_s: float) -> list[bool]:
+        """Which blocks all workers can load; nothing if its turn comes too late. Raises nothing."""
+        if time.monotonic() > begin_by_s:
+            self._troubles.count(*LATE)
+            return []
         if not self.shards:
             return [False] * len(hashes)
         try:

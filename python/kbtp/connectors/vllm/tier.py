@@ -28,10 +28,9 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
-from kbtp.connectors.names import key_of
+from kbtp.connectors.names import fingerprint_of, key_of
 from kbtp.connectors.opening import open_cache
 from kbtp.connectors.troubles import Troubles
-from kbtp.connectors.vllm.identity import fingerprint_of
 
 log = logging.getLogger("kbtp.connectors.vllm")
 
@@ -97,7 +96,7 @@ class KbtpTier(SecondaryTierManager):
         self._identity = identity_of(offloading_spec, self.block_size_bytes)
         self._timeout_s = timeout_s
         self.troubles = Troubles(log)
-        if options.get("writer") is not None:  # each replica of the engine is a writer of its own
+        if isinstance(options.get("writer"), str):  # each replica of the engine is a writer of its own
             options["writer"] += f" {offloading_spec.config.parallel.data_parallel_index}"
         self.cache = open_cache({"timeout_s": timeout_s, "connect_timeout_s": timeout_s, **options})
         self._rows = primary_kv_view.cast("B")

@@ -81,20 +81,27 @@ class Transfers:
     # --- loads ---------------------------------------------------------------------------------
 
     def load(self, request_id: str, blocks: Sequence[Block]) -> None:
-        """Begins; `finished` tells when it has ended, `take_failed` what was not loaded."""
+        """Begins; `finished` tells when it has ended, `take_failed` what was not loaded.
+
+        What the cache has not been asked for within the timeout is not loaded: the request waits for it.
+        """
+        begin_by_s = time.monotonic() + self._timeout_s
         try:
-            self._loads[request_id] = self._loading.submit(self._get, blocks, self._pages.now())
+            self._loads[request_id] = self._loading.submit(self._get, blocks, self._pages.now(), begin_by_s)
         except Exception as error:
             self._troubles.count("blocks not loaded", repr(error), len(blocks))
             self._loads[request_id] = failed = Future[list[int]]()
             failed.set_result([place for _, place in blocks])
 
-    def _get(self, blocks: Sequence[Block], after: Any) -> list[int]:
+    def _get(self, blocks: Sequence[Block], after: Any, begin_by_s: float) -> list[int]:
         """Blocks that were not loaded. One that is missing makes all behind it worthless."""
         loaded = 0
         try:
             for wave in self._waves(blocks):
-                good = self._get_wave(wave, after)
+                if time.monotonic() > begin_by_s:
+                    self._troubles.count("loads given up that took too long", "timeout_s is how long they may wait")
+                    break
+                good = self._get_wave(wave, after, begin_by_s)
                 loaded += good
                 if good < len(wave):
                     break
@@ -104,8 +111,8 @@ class Transfers:
             self._troubles.count("blocks not loaded", "see the counters of the cache", len(blocks) - loaded)
         return [place for _, place in blocks[loaded:]]
 
-    def _get_wave(self, wave: Sequence[Block], after: Any) -> int:
-        lane = self._staging.take(self._timeout_s)
+    def _get_wave(self, wave: Sequence[Block], after: Any, begin_by_s: float) -> int:
+        lane = self._staging.take(begin_by_s - time.monotonic())
         if lane is None:
             return 0
         try:

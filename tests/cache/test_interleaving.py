@@ -1,0 +1,402 @@
+"""Plans stepped by hand: what other plans, new sessions and lost answers do to one between any two of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from kbtp import limits
+from kbtp.cache import IndexUnavailable, MemoryIndex, Outcome
+from kbtp.cache.announcement import Announcement
+from kbtp.cache.checksum import checksums
+from kbtp.cache.get import Get, get_many
+from kbtp.cache.keys import Names
+from kbtp.cache.lookups import Named, delete_many
+from kbtp.cache.placement import placement
+from kbtp.cache.put import Put, PutOptions, put_many
+from kbtp.cache.state import Identity, State
+from kbtp.cache.steps import (
+    AllocStore,
+    Announce,
+    Free,
+    Load,
+    Loaded,
+    Lookup,
+    Open,
+    Plan,
+    Publish,
+    Remove,
+    Scan,
+    Session,
+    Step,
+    Stored,
+    Withdraw,
+)
+from kbtp.initiator.batches import Results
+from kbtp.initiator.operations import Result
+from kbtp.types import BlockRef, Handle, Status
+
+from .conftest import BLOCK_BYTES, Clock
+
+NAMES = Names()
+FIRST_HANDLE = 100
+ONE, OTHER = (Announcement(number, f"kbtp://10.0.0.{number}", BLOCK_BYTES, 16) for number in (1, 2))
+
+
+def keys_of(target: Announcement, count: int) -> list[bytes]:
+    """Keys that belong on `target`, of these two."""
+    keys = (b"%d" % number for number in range(50))
+    return [key for key in keys if placement(NAMES.of(key), [ONE, OTHER])[0] is target][:count]
+
+
+class Cluster:
+    """An index and targets of 4 blocks a writer that only count, in this process, and one writer."""
+
+    def __init__(self, clock: Clock, *targets: Announcement) -> None:
+        self.clock = clock
+        self.index = MemoryIndex(clock)
+        self.bound: dict[int, dict[Handle, BlockRef]] = {}
+        self.sessions: dict[int, Session] = {}
+        self.full: set[int] = set()
+        self._number = self._generation = 0
+        for target in targets:
+            self.index.perform(Announce(target))
+            self.bound[target.incarnation] = {}
+            self.begin(target, resumed=False)
+        self.state = self.writer()
+
+    def writer(self) -> State:
+        """Another process of the writer."""
+        return State(Identity(b"writer".ljust(limits.INITIATOR_ID_BYTES), NAMES.fingerprint), "lru")
+
+    def begin(self, target: Announcement, *, resumed: bool = True, handle_count: int = 8) -> None:
+        """A new session."""
+        bound = self.bound[target.incarnation]
+        self._number += 1
+        self.sessions[target.incarnation] = Session(self._number, resumed, len(bound), 4, FIRST_HANDLE, handle_count)
+
+    def used(self, target: Announcement = ONE) -> int:
+        return len(self.bound[target.incarnation])
+
+    def perform(self, step: Step) -> Any:
+        match step:
+            case Open():
+                return {one.incarnation: self.sessions.get(one.incarnation) for one in step.targets}
+            case Load():
+                return {number: self._load(number, job.values) for number, job in step.jobs.items()}
+            case AllocStore():
+                results = {number: self._alloc_store(number, *job) for number, job in step.jobs.items()}
+                return Stored(results, checksums([((), (view,)) for view in step.values]))
+            case Free():
+                return {number: self._free(number, *job) for number, job in step.jobs.items()}
+        return self.index.perform(step)
+
+    def _load(self, number: int, values: Sequence[tuple[Sequence[BlockRef], Any]]) -> Loaded | None:
+        if number not in self.sessions:
+            return None
+        places, at = [], 0
+        refs = [ref for of_value, _ in values for ref in of_value]
+        said = [Status.LENGTH_ERROR if self.bound[number].get(ref.handle) == ref else Status.NOT_BOUND for ref in refs]
+        results = Results.of([Result(status) for status in said])
+        for of_value, _ in values:
+            places.append((results, at))
+            at += len(of_value)
+        return Loaded(places, [0] * len(values))
+
+    def _alloc_store(self, number: int, session: int, pieces: Sequence[memoryview]) -> Results | None:
+        if self.sessions[number].number != session:
+            return None
+        if number in self.full:
+            return Results.of([Result(Status.NO_SPACE)] * len(pieces))
+        made = []
+        for piece in pieces:
+            assert self.used_of(number) < 4, "more than the quota was asked for"
+            self._generation += 1
+            handle = next(one for one in range(FIRST_HANDLE, FIRST_HANDLE + 8) if one not in self.bound[number])
+            self.bound[number][handle] = BlockRef(handle, self._generation, len(piece))
+            made.append(Result(Status.SUCCESS, handle, self._generation, len(piece)))
+        return Results.of(made)
+
+    def used_of(self, number: int) -> int:
+        return len(self.bound[number])
+
+    def _free(self, number: int, session: int, blocks: Sequence[BlockRef | Handle]) -> Results | None:
+        if self.sessions[number].number != session:
+            return None
+        said = []
+        for block in blocks:
+            handle = block.handle if isinstance(block, BlockRef) else block
+            was = self.bound[number].get(handle)
+            there = was is not None and block in (was, handle)
+            if there:
+                del self.bound[number][handle]
+            said.append(Result(Status.SUCCESS if there else Status.NOT_BOUND))
+        return Results.of(said)
+
+    # --- plans ---------------------------------------------------------------------------------
+
+    def put(self, *keys: bytes, state: State | None = None, blocks: int = 1, copies: int = 1) -> Running:
+        view = memoryview(bytes(blocks * BLOCK_BYTES))
+        puts = [Put(NAMES.of(key), view) for key in keys]
+        plan = put_many(state or self.state, puts, PutOptions(copies=copies), self.clock())
+        return Running(self, plan, puts)
+
+    def get(self, key: bytes) -> Running:
+        gets = [Get(NAMES.of(key), memoryview(bytearray(4 * BLOCK_BYTES)))]
+        return Running(self, get_many(self.state, gets, verify=False, now_s=self.clock()), gets)
+
+    def delete(self, key: bytes) -> None:
+        named = [Named(NAMES.of(key))]
+        Running(self, delete_many(self.state, named), named).end()
+
+    def records_are_true(self) -> bool:
+        """Whether each record in the index names blocks that are bound."""
+        loads = []
+        for name, (octets, _) in self.index._records.items():
+            record = self.state.parsed(octets)
+            assert record is not None, name
+            loads += [
+                self.bound[copy.incarnation].get(ref.handle) == ref for copy in record.copies for ref in copy.refs
+            ]
+        return all(loads)
+
+
+class Running:
+    """A plan that stops where a test wants it to."""
+
+    def __init__(self, cluster: Cluster, plan: Plan[None], items: Sequence[Any]) -> None:
+        self._cluster = cluster
+        self._plan = plan
+        self._items = items
+        self.step: Step | None = next(plan)
+
+    def before(self, kind: type[Any] | tuple[type[Any], ...]) -> Running:
+        while self.step is not None and not isinstance(self.step, kind):
+            self.take()
+        assert self.step is not None, f"no {kind}"
+        return self
+
+    def take(self) -> Running:
+        assert self.step is not None
+        reply = self._cluster.perform(self.step)
+        self._next(lambda: self._plan.send(reply))
+        return self
+
+    def fail(self) -> Running:
+        self._next(lambda: self._plan.throw(IndexUnavailable("no answer")))
+        return self
+
+    def end(self) -> list[Outcome]:
+        while self.step is not None:
+            self.take()
+        return [item.item.outcome for item in self._items]
+
+    def interrupt(self) -> None:
+        """Ctrl-C while the step is under way."""
+        with pytest.raises(KeyboardInterrupt):
+            self._plan.throw(KeyboardInterrupt())
+
+    def _next(self, go_on: Callable[[], Step]) -> None:
+        try:
+            self.step = go_on()
+        except StopIteration:
+            self.step = None
+
+
+@pytest.fixture
+def cluster(clock: Clock) -> Cluster:
+    return Cluster(clock, ONE)
+
+
+# --- settling ------------------------------------------------------------------------------------
+
+
+class Paged(MemoryIndex):
+    """A scan of one record a page."""
+
+    def perform(self, step: Any) -> Any:
+        if not isinstance(step, Scan):
+            return super().perform(step)
+        _, entries = super().perform(Scan(step.fingerprint))
+        following = step.cursor + 1
+        return following if following < len(entries) else 0, entries[step.cursor : following]
+
+
+def test_values_are_ours_only_when_all_pages_have_been_read(cluster: Cluster) -> None:
+    """Else those of the pages that were not would be freed, under their records."""
+    cluster.index = Paged(cluster.clock)
+    cluster.index.perform(Announce(ONE))
+    cluster.put(b"a", b"b").end()
+    cluster.begin(ONE)
+    state = cluster.writer()
+    again = cluster.put(b"c", state=state).before(Scan).take().before(Scan)  # the second page
+    assert again.fail().end() == [Outcome.UNAVAILABLE]
+    assert cluster.put(b"d", state=state).end() == [Outcome.STORED]
+    assert (cluster.records_are_true(), cluster.used()) == (True, 3)
+    assert state.shares[1].value_count == 3
+
+
+def test_of_two_that_settle_neither_frees_what_the_other_stores(cluster: Cluster) -> None:
+    cluster.put(b"old").end()
+    cluster.index.clear()
+    cluster.index.perform(Announce(ONE))
+    cluster.begin(ONE)
+    state = cluster.writer()
+    one, other = (cluster.put(key, state=state).before(Open) for key in (b"one", b"other"))
+    one.before(Free)
+    while other.step is not None and not isinstance(other.step, Publish):
+        other.take()
+    outcomes = one.end() + other.end()
+    assert cluster.records_are_true()
+    assert outcomes.count(Outcome.STORED) == cluster.used() == state.shares[1].used_blocks
+    assert cluster.put(b"more", state=state).end() == [Outcome.STORED]
+
+
+def test_what_a_session_stored_that_is_followed_by_another_is_not_published(cluster: Cluster) -> None:
+    one = cluster.put(b"one").before(Publish)
+    cluster.begin(ONE)
+    assert cluster.put(b"other").end() == [Outcome.STORED]  # by a session that frees what has no record
+    assert one.end() == [Outcome.UNAVAILABLE]
+    assert cluster.records_are_true()
+    assert cluster.used() == cluster.state.shares[1].used_blocks == 1
+
+
+def test_blocks_reserved_in_one_session_are_not_used_in_the_next(clock: Clock) -> None:
+    cluster = Cluster(clock, ONE, OTHER)
+    cluster.put(*keys_of(OTHER, 4)).end()
+    one, other = keys_of(ONE, 2)
+    putting = cluster.put(one, blocks=2, copies=2).before(Remove)  # there is room on one target
+    cluster.begin(ONE)
+    assert cluster.put(other, blocks=3).end() == [Outcome.STORED]
+    assert putting.end() == [Outcome.STORED]
+    assert cluster.used(ONE) == cluster.state.shares[1].used_blocks == 3
+    assert cluster.records_are_true()
+
+
+def test_news_of_an_earlier_session_that_comes_late_is_none(cluster: Cluster) -> None:
+    cluster.put(b"kept").end()
+    late = cluster.put(b"late").before(Open)
+    former = cluster.sessions[1]
+    cluster.begin(ONE)
+    stored = cluster.put(b"other").before(Publish)
+    now = cluster.sessions[1]
+    cluster.sessions[1] = former
+    late.take()
+    cluster.sessions[1] = now
+    assert late.end() + stored.end() == [Outcome.STORED, Outcome.STORED]
+    assert (cluster.records_are_true(), cluster.used()) == (True, 3)
+
+
+def test_a_block_that_was_counted_and_has_ended_by_itself_is_room(cluster: Cluster) -> None:
+    cluster.bound[1][FIRST_HANDLE] = BlockRef(FIRST_HANDLE, 1, 1)
+    cluster.begin(ONE)
+    del cluster.bound[1][FIRST_HANDLE]
+    assert cluster.put(b"key", blocks=4).end() == [Outcome.STORED]
+
+
+def test_a_session_that_begins_while_the_one_before_is_settled_is_settled_next(cluster: Cluster) -> None:
+    cluster.put(b"key").end()
+    cluster.index.clear()
+    cluster.index.perform(Announce(ONE))
+    cluster.begin(ONE)
+    state = cluster.writer()
+    one = cluster.put(b"one", state=state).before(Scan)
+    cluster.begin(ONE)
+    assert cluster.put(b"other", state=state).end() == [Outcome.UNAVAILABLE]
+    assert one.end() == [Outcome.UNAVAILABLE]
+    assert cluster.put(b"more", blocks=4, state=state).end() == [Outcome.STORED]
+    assert cluster.used() == state.shares[1].used_blocks == 4
+
+
+def test_a_target_that_claims_blocks_without_end_is_asked_for_so_many(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CACHE_SETTLE_MAX_HANDLES", 3 * limits.CACHE_FREE_BATCH)
+    cluster.bound[1][7] = BlockRef(7, 1, 1)  # of no handle of the range
+    cluster.begin(ONE, handle_count=1 << 62)
+    putting, tried = cluster.put(b"key", blocks=3), 0
+    while isinstance(step := putting.before((Free, Publish)).step, Free):
+        [(_, handles)] = step.jobs.values()
+        tried += len(handles)
+        assert tried <= limits.CACHE_SETTLE_MAX_HANDLES
+        putting.take()
+    assert putting.end() == [Outcome.STORED]
+    assert cluster.put(b"large", blocks=4).end() == [Outcome.NO_SPACE]  # the one that was not found counts
+
+
+# --- targets -------------------------------------------------------------------------------------
+
+
+def test_a_target_may_leave_the_list_while_it_is_read_from(cluster: Cluster) -> None:
+    cluster.put(b"key").end()
+    getting = cluster.get(b"key").before(Load)
+    cluster.state.saw_targets([], cluster.clock())
+    getting.end()
+
+
+@pytest.mark.parametrize("kind", [Open, AllocStore, Publish])
+def test_a_target_may_die_while_it_is_put_to(cluster: Cluster, kind: type) -> None:
+    putting = cluster.put(b"key").before(kind)
+    cluster.state.saw_targets([Announcement(3, ONE.url, BLOCK_BYTES, 16)], cluster.clock())
+    assert putting.end() == [Outcome.STORED]
+
+
+def test_a_target_may_leave_the_list_while_values_are_adopted(cluster: Cluster) -> None:
+    cluster.put(b"key").end()
+    cluster.begin(ONE)
+    state = cluster.writer()
+    putting = cluster.put(b"other", state=state).before(Scan)
+    state.saw_targets([], cluster.clock())
+    assert putting.end() == [Outcome.STORED]
+    assert state.shares[1].value_count == 2
+
+
+def test_a_share_of_a_life_that_has_ended_is_dropped_however_late_the_next_one_is_seen(cluster: Cluster) -> None:
+    cluster.put(b"key").end()
+    for listed in ([], [Announcement(3, ONE.url, BLOCK_BYTES, 16)]):
+        cluster.state.saw_targets(listed, cluster.clock())
+    assert not cluster.state.shares
+
+
+def test_a_sweep_leaves_what_is_on_targets_that_it_does_not_see(clock: Clock) -> None:
+    cluster = Cluster(clock, ONE, OTHER)
+    sweeper = State(Identity(bytes(limits.INITIATOR_ID_BYTES), NAMES.fingerprint), "lru")
+    cluster.put(b"key", blocks=1, copies=1).end()
+    [number] = [number for number, bound in cluster.bound.items() if bound]
+    seen, unseen = (OTHER, ONE) if number == ONE.incarnation else (ONE, OTHER)
+    cluster.index.perform(Withdraw(unseen.incarnation))
+    cluster.put(b"x", state=sweeper).end()
+    clock.now_s += limits.CACHE_SWEEP_S + 1
+    cluster.index.perform(Announce(seen))
+    cluster.put(b"y", state=sweeper).before(Scan).end()
+    assert cluster.index.perform(Lookup([NAMES.of(b"key")])).records != [None]
+    assert sweeper.counters.stale_records == 0
+
+
+# --- leaks ---------------------------------------------------------------------------------------
+
+
+def test_room_that_was_made_is_given_back_if_there_is_none_elsewhere(clock: Clock) -> None:
+    cluster = Cluster(clock, ONE, OTHER)
+    cluster.put(*keys_of(OTHER, 4)).end()
+    assert cluster.put(*keys_of(ONE, 1), copies=2).before(Remove).fail().end() == [Outcome.UNAVAILABLE]
+    assert cluster.put(b"last", blocks=4, copies=2).end() == [Outcome.STORED]
+    assert [share.used_blocks for share in cluster.state.shares.values()] == [4, 4]
+
+
+@pytest.mark.parametrize("full", [ONE, OTHER])
+def test_one_copy_without_room_leaves_the_other_one(clock: Clock, full: Announcement) -> None:
+    cluster = Cluster(clock, ONE, OTHER)
+    cluster.full = {full.incarnation}
+    assert cluster.put(b"key", copies=2).end() == [Outcome.STORED]
+    assert sorted(share.used_blocks for share in cluster.state.shares.values()) == [0, 1]
+    cluster.delete(b"key")
+    assert cluster.used(ONE) + cluster.used(OTHER) == 0
+
+
+def test_an_interruption_while_it_is_published_frees_the_blocks_with_the_next_put(cluster: Cluster) -> None:
+    cluster.put(b"key").before(Publish).interrupt()
+    assert cluster.put(b"next").end() == [Outcome.STORED]
+    assert cluster.used() == cluster.state.shares[1].used_blocks == 1
