@@ -152,8 +152,7 @@ CACHE_MAIL_TTL_S = 3600
 CACHE_TTL_MAX_S = 1e9  # of a value or a pin; far below what a server can count in ms
 CACHE_FREE_BATCH = 4096
 CACHE_SETTLE_MAX_HANDLES = 2 * CACHE_RECORD_MAX_BLOCKS  # freed by a new session to find what a lost one has bound
-CACHE_LOAD_CHUNK_BYTES = 16 << 20  # loaded together; the checksums of one chunk are taken while the next one comes in
-CACHE_ASIDE_BYTES = 256 * 1024  # checksums of so much are worth another thread
+CACHE_ASIDE_BYTES = 256 * 1024  # checksums of so much are not taken in an event loop
 
 assert COMMON_HEADER_BYTES + DATA_DESCRIPTOR_BYTES == COMPLETION_BYTES
 assert HELLO_FIXED_BYTES <= HELLO_ACK_FIXED_BYTES

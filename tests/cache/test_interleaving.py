@@ -22,7 +22,6 @@ from kbtp.cache.steps import (
     Announce,
     Free,
     Load,
-    Loaded,
     Lookup,
     Open,
     Plan,
@@ -31,7 +30,7 @@ from kbtp.cache.steps import (
     Scan,
     Session,
     Step,
-    Stored,
+    TakeChecksums,
     Withdraw,
 )
 from kbtp.initiator.batches import Results
@@ -85,25 +84,20 @@ class Cluster:
             case Open():
                 return {one.incarnation: self.sessions.get(one.incarnation) for one in step.targets}
             case Load():
-                return {number: self._load(number, job.values) for number, job in step.jobs.items()}
+                return {number: self._load(number, job.refs) for number, job in step.jobs.items()}
             case AllocStore():
-                results = {number: self._alloc_store(number, *job) for number, job in step.jobs.items()}
-                return Stored(results, checksums([((), (view,)) for view in step.values]))
+                return {number: self._alloc_store(number, *job) for number, job in step.jobs.items()}
+            case TakeChecksums():
+                return checksums(step.values)
             case Free():
                 return {number: self._free(number, *job) for number, job in step.jobs.items()}
         return self.index.perform(step)
 
-    def _load(self, number: int, values: Sequence[tuple[Sequence[BlockRef], Any]]) -> Loaded | None:
+    def _load(self, number: int, refs: Sequence[BlockRef]) -> Results | None:
         if number not in self.sessions:
             return None
-        places, at = [], 0
-        refs = [ref for of_value, _ in values for ref in of_value]
         said = [Status.LENGTH_ERROR if self.bound[number].get(ref.handle) == ref else Status.NOT_BOUND for ref in refs]
-        results = Results.of([Result(status) for status in said])
-        for of_value, _ in values:
-            places.append((results, at))
-            at += len(of_value)
-        return Loaded(places, [0] * len(values))
+        return Results.of([Result(status) for status in said])
 
     def _alloc_store(self, number: int, session: int, pieces: Sequence[memoryview]) -> Results | None:
         if self.sessions[number].number != session:

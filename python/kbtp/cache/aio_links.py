@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 from kbtp.address import Address
 from kbtp.cache.announcement import Announcement
 from kbtp.cache.backoff import Backoff
-from kbtp.cache.checksum import Value, checksums, chunks
+from kbtp.cache.checksum import checksums
 from kbtp.cache.settings import CacheSettings
 from kbtp.cache.state import State
-from kbtp.cache.steps import AllocStore, Free, Load, Loaded, LoadJob, Open, Session, Stored, TargetStep
+from kbtp.cache.steps import AllocStore, Free, Load, LoadJob, Open, Session, TakeChecksums, TargetStep
 from kbtp.errors import ApiMisuse, KbtpError, NoSpace
 from kbtp.initiator.aio import AsyncClient
 from kbtp.initiator.batches import Results
@@ -64,7 +64,9 @@ class AsyncLinks:
             case Load():
                 return await _each(step.jobs, lambda _, job: self._load(job, step.checksums))
             case AllocStore():
-                return await self._alloc_store(step)
+                return await _each(step.jobs, lambda inc, job: self._in_session(inc, job[0], _alloc_store, job[1]))
+            case TakeChecksums():
+                return await _checksums(step.values)
             case Free():
                 return await _each(step.jobs, lambda inc, job: self._in_session(inc, job[0], _free, job[1]))
 
@@ -82,31 +84,12 @@ class AsyncLinks:
         client = await self._with(link, target)
         return link.session if client is not None else None
 
-    async def _load(self, job: LoadJob, with_checksums: bool) -> Loaded | None:
+    async def _load(self, job: LoadJob, with_checksums: bool) -> Results | None:
         link = self._link(job.target.url)
         client = await self._with(link, job.target)
         if client is None:
             return None
-        loaded = Loaded([], [])
-        taken = []
-        for values in chunks(job.values):
-            refs = [ref for of_value, _ in values for ref in of_value]
-            results = await client.load_many(refs, [piece for _, pieces in values for piece in pieces])
-            self._after(link, client, results)
-            at = 0
-            for of_value, _ in values:
-                loaded.places.append((results, at))
-                at += len(of_value)
-            if with_checksums:
-                taken.append(_aside(values))
-        for some in await asyncio.gather(*taken):
-            loaded.checksums.extend(some)
-        return loaded
-
-    async def _alloc_store(self, step: AllocStore) -> Stored:
-        taken = _aside([((), (view,)) for view in step.values])
-        results = await _each(step.jobs, lambda inc, job: self._in_session(inc, job[0], _alloc_store, job[1]))
-        return Stored(results, await taken)
+        return self._after(link, client, await client.load_many(job.refs, job.into, checksums=with_checksums))
 
     async def _in_session(
         self,
@@ -219,14 +202,11 @@ class AsyncLinks:
                 await link.client.close()
 
 
-def _aside(values: Sequence[Value]) -> asyncio.Future[list[int]]:
-    """Checksums, taken by another thread if they are of much, so that the event loop goes on."""
-    loop = asyncio.get_running_loop()
-    if sum(len(piece) for _, pieces in values for piece in pieces) >= CACHE_ASIDE_BYTES:
-        return loop.run_in_executor(None, checksums, values)
-    taken: asyncio.Future[list[int]] = loop.create_future()
-    taken.set_result(checksums(values))
-    return taken
+async def _checksums(values: Sequence[Sequence[memoryview]]) -> list[int]:
+    """Taken by another thread if they are of much, so that the event loop goes on."""
+    if sum(len(piece) for pieces in values for piece in pieces) < CACHE_ASIDE_BYTES:
+        return checksums(values)
+    return await asyncio.get_running_loop().run_in_executor(None, checksums, values)
 
 
 async def _each(jobs: Mapping[int, Any], run: Callable[[int, Any], Awaitable[_T]]) -> dict[int, _T]:
@@ -236,7 +216,7 @@ async def _each(jobs: Mapping[int, Any], run: Callable[[int, Any], Awaitable[_T]
 
 
 def _alloc_store(client: AsyncClient, views: Sequence[memoryview]) -> Awaitable[Results]:
-    return client.alloc_store_many(views)
+    return client.alloc_store_many(views, checksums=True)
 
 
 def _free(client: AsyncClient, refs: Sequence[Any]) -> Awaitable[Results]:

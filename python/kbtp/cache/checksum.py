@@ -1,13 +1,34 @@
-"""CRC32c of a value in pieces, and how much of a batch is loaded before its checksums are begun."""
+"""CRC32c of values: of their blocks as the RNIC has taken it while it moved them, or of the octets themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
-from kbtp.limits import CACHE_LOAD_CHUNK_BYTES
-from kbtp.types import BlockRef
+from kbtp.initiator.batches import Results
+from kbtp.rnic import joined_checksum
+from kbtp.verbs.requester import NO_CHECKSUM
 
-Value = tuple[Sequence[BlockRef], Sequence[memoryview]]
+
+class BlockChecksums:
+    """Those that the results of a batch have."""
+
+    __slots__ = ("_checksums", "_lengths")
+
+    def __init__(self, results: Results) -> None:
+        self._checksums: list[int] = results.checksums.tolist()
+        self._lengths: list[int] = results.lengths_bytes.tolist()
+
+    def of_value(self, at: int, end: int) -> int | None:
+        """That of the value whose blocks have the results from `at` to `end`; None if one of theirs is not known."""
+        known = self._checksums[at:end]
+        if NO_CHECKSUM in known:
+            return None
+        if len(known) == 1:
+            return known[0]
+        value = 0
+        for block, length_bytes in zip(known, self._lengths[at:end], strict=True):
+            value = joined_checksum(value, block, length_bytes)
+        return value
 
 
 def checksum(pieces: Iterable[memoryview]) -> int:
@@ -19,17 +40,5 @@ def checksum(pieces: Iterable[memoryview]) -> int:
     return value
 
 
-def checksums(values: Iterable[Value]) -> list[int]:
-    return [checksum(pieces) for _, pieces in values]
-
-
-def chunks(values: Sequence[Value]) -> Iterator[Sequence[Value]]:
-    """Values to load together: while the next ones come in, the checksums of these are taken."""
-    first, octets = 0, 0
-    for place, (_, pieces) in enumerate(values):
-        octets += sum(map(len, pieces))
-        if octets >= CACHE_LOAD_CHUNK_BYTES:
-            yield values[first : place + 1]
-            first, octets = place + 1, 0
-    if first < len(values):
-        yield values[first:]
+def checksums(values: Iterable[Sequence[memoryview]]) -> list[int]:
+    return [checksum(pieces) for pieces in values]

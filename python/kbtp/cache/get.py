@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kbtp.cache.announcement import Announcement
+from kbtp.cache.checksum import BlockChecksums
 from kbtp.cache.outcomes import MISS, Item, Outcome
 from kbtp.cache.record import Copy, Record
 from kbtp.cache.state import State, log
-from kbtp.cache.steps import IndexUnavailable, ListTargets, Load, Loaded, LoadJob, Plan, Remove
+from kbtp.cache.steps import IndexUnavailable, ListTargets, Load, LoadJob, Plan, Remove, TakeChecksums
 from kbtp.cache.upkeep import announce_again
 from kbtp.errors import ApiMisuse
 from kbtp.initiator.batches import Results
+from kbtp.initiator.operations import Result
 from kbtp.types import Status
 
 STALE = frozenset((Status.NOT_BOUND, Status.GENERATION_MISMATCH, Status.HANDLE_OUT_OF_RANGE, Status.LENGTH_ERROR))
@@ -37,6 +39,10 @@ class Get:
         assert record is not None
         step = record.block_bytes
         return [self.view[at : min(at + step, record.length_bytes)] for at in range(0, record.length_bytes, step)]
+
+    def hit(self) -> None:
+        assert self.record is not None
+        self.item = Item(Outcome.HIT, self.record.length_bytes)
 
 
 def get_many(state: State, gets: Sequence[Get], *, verify: bool, now_s: float) -> Plan[None]:
@@ -111,42 +117,47 @@ def _load(state: State, gets: Sequence[Get], verify: bool) -> Plan[None]:
         jobs.setdefault(target, []).append((get, copy))
     replies = yield Load(
         {
-            target.incarnation: LoadJob(target, [(copy.refs, get.pieces()) for get, copy in tried])
+            target.incarnation: LoadJob(
+                target,
+                [ref for _, copy in tried for ref in copy.refs],
+                [piece for get, _ in tried for piece in get.pieces()],
+            )
             for target, tried in jobs.items()
         },
         verify,
     )
+    whole: list[tuple[Get, int | None]] = []
     for target, tried in jobs.items():
-        loaded: Loaded | None = replies[target.incarnation]
-        if loaded is None:
+        results: Results | None = replies[target.incarnation]
+        if results is None:
             state.counters.target_failures += 1
-        lengths = _Lengths()
-        for place, (get, copy) in enumerate(tried):
-            if loaded is not None and _is_whole(state, get, copy, *loaded.places[place], lengths):
-                _judge(state, get, loaded.checksums[place] if verify else None)
-            if get.item is None and not get.copies:
-                get.item = MISS
+        else:
+            whole += _whole(state, tried, results)
+    if verify:
+        yield from _judge(state, whole)
+    else:
+        for get, _ in whole:
+            get.hit()
+    for get in gets:
+        if get.item is None and not get.copies:
+            get.item = MISS
 
 
-class _Lengths:
-    """The lengths of what was loaded as a list, made once for each of the results."""
+def _whole(state: State, tried: Sequence[tuple[Get, Copy]], results: Results) -> Iterator[tuple[Get, int | None]]:
+    """Those of which each block came as recorded, with the checksum of the value if it is known."""
+    blocks = BlockChecksums(results)
+    lengths = results.lengths_bytes.tolist()
+    at = 0
+    for get, copy in tried:
+        end = at + len(copy.refs)
+        as_recorded = results.ok and lengths[at:end] == [ref.length_bytes for ref in copy.refs]
+        if as_recorded or _is_whole(state, get, copy, results[at:end]):
+            yield get, blocks.of_value(at, end)
+        at = end
 
-    def __init__(self) -> None:
-        self._of: Results | None = None
-        self._lengths: list[int] = []
 
-    def __call__(self, results: Results) -> list[int]:
-        if results is not self._of:
-            self._of, self._lengths = results, results.lengths_bytes.tolist()
-        return self._lengths
-
-
-def _is_whole(state: State, get: Get, copy: Copy, results: Results, at: int, lengths: _Lengths) -> bool:
-    """Whether each block of `copy` came as recorded; the results of its blocks are those from `at` on."""
-    end = at + len(copy.refs)
-    if results.ok and lengths(results)[at:end] == [ref.length_bytes for ref in copy.refs]:
-        return True
-    for ref, result in zip(copy.refs, results[at:end], strict=True):
+def _is_whole(state: State, get: Get, copy: Copy, results: Sequence[Result]) -> bool:
+    for ref, result in zip(copy.refs, results, strict=True):
         if result.ok and result.length_bytes == ref.length_bytes:
             continue
         if isinstance(result.error, ApiMisuse):
@@ -159,14 +170,20 @@ def _is_whole(state: State, get: Get, copy: Copy, results: Results, at: int, len
     return True
 
 
-def _judge(state: State, get: Get, checksum: int | None) -> None:
-    assert get.record is not None
-    if checksum is None or checksum == get.record.checksum:
-        get.item = Item(Outcome.HIT, get.record.length_bytes)
-        return
-    state.counters.corrupt_values += 1
-    get.stale = True
-    log.error("a value of %d octets does not match its checksum: not used", get.record.length_bytes)
+def _judge(state: State, whole: Sequence[tuple[Get, int | None]]) -> Plan[None]:
+    """A value is what was put only if its checksum is."""
+    unknown = [get for get, checksum in whole if checksum is None]
+    taken: dict[Get, int] = {}
+    if unknown:
+        taken = dict(zip(unknown, (yield TakeChecksums([get.pieces() for get in unknown])), strict=True))
+    for get, checksum in whole:
+        assert get.record is not None
+        if (taken[get] if checksum is None else checksum) == get.record.checksum:
+            get.hit()
+            continue
+        state.counters.corrupt_values += 1
+        get.stale = True
+        log.error("a value of %d octets does not match its checksum: not used", get.record.length_bytes)
 
 
 def _remove_stale(state: State, gets: Sequence[Get]) -> Plan[None]:

@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,10 +14,10 @@ from kbtp import limits
 from kbtp.address import Address
 from kbtp.cache.announcement import Announcement
 from kbtp.cache.backoff import Backoff
-from kbtp.cache.checksum import checksums, chunks
+from kbtp.cache.checksum import checksums
 from kbtp.cache.settings import CacheSettings
 from kbtp.cache.state import State
-from kbtp.cache.steps import AllocStore, Free, Load, Loaded, LoadJob, Open, Session, Stored, TargetStep
+from kbtp.cache.steps import AllocStore, Free, Load, LoadJob, Open, Session, TakeChecksums, TargetStep
 from kbtp.errors import ApiMisuse, KbtpError, NoSpace
 from kbtp.initiator.batches import Results
 from kbtp.initiator.client import Client
@@ -77,8 +77,6 @@ class Links:
         self._keys = itertools.count(1)
         self._session_numbers = itertools.count(1)
         self._threads = _Threads()
-        # Of their own: what waits for them may fill the others.
-        self._checking = _Threads()
 
     # --- steps ---------------------------------------------------------------------------------
 
@@ -88,10 +86,12 @@ class Links:
                 return {target.incarnation: self._session(target) for target in step.targets}
             case Load():
                 return self._each(step.jobs, lambda _, job: self._load(job, step.checksums))
+            case TakeChecksums():
+                return checksums(step.values)
             case AllocStore():
                 return self._alloc_store(step)
             case Free():
-                return self._each(step.jobs, lambda inc, job: self._in_session(inc, job[0], "free_many", job[1]))
+                return self._each(step.jobs, lambda inc, job: self._in_session(inc, job[0], Client.free_many, job[1]))
 
     def listed(self) -> list[Announcement]:
         """The targets that the settings name, those of them that answer."""
@@ -120,45 +120,28 @@ class Links:
         client = self._with(link, target)
         return link.session if client is not None else None
 
-    def _load(self, job: LoadJob, with_checksums: bool) -> Loaded | None:
+    def _load(self, job: LoadJob, with_checksums: bool) -> Results | None:
         link = self._link(job.target.url)
         client = self._with(link, job.target)
         if client is None:
             return None
-        loaded = Loaded([], [])
-        taken: list[Future[list[int]]] = []
-        parts = list(chunks(job.values))
-        for number, values in enumerate(parts):
-            refs = [ref for of_value, _ in values for ref in of_value]
-            results = self._run(link, client, partial(client.load_many, refs, [p for _, ps in values for p in ps]))
-            at = 0
-            for of_value, _ in values:
-                loaded.places.append((results, at))
-                at += len(of_value)
-            if with_checksums and number < len(parts) - 1:
-                taken.append(self._checking.get().submit(checksums, values))
-            elif with_checksums:
-                mine = checksums(values)
-                loaded.checksums.extend([one for future in taken for one in future.result()] + mine)
-        return loaded
+        return self._run(link, client, partial(client.load_many, job.refs, job.into, checksums=with_checksums))
 
-    def _alloc_store(self, step: AllocStore) -> Stored:
-        values = [((), (view,)) for view in step.values]
-        aside = None
-        if sum(map(len, step.values)) >= limits.CACHE_ASIDE_BYTES:
-            aside = self._checking.get().submit(checksums, values)
+    def _alloc_store(self, step: AllocStore) -> dict[int, Results | None]:
+        store = partial(Client.alloc_store_many, checksums=True)
         try:
-            results = self._each(step.jobs, lambda inc, job: self._in_session(inc, job[0], "alloc_store_many", job[1]))
-            return Stored(results, aside.result() if aside is not None else checksums(values))
+            return self._each(step.jobs, lambda inc, job: self._in_session(inc, job[0], store, job[1]))
         except BaseException:  # nobody hears which blocks have been bound: the next sessions free them
             for incarnation, (number, _) in step.jobs.items():
                 for _, client in self._sessions(incarnation, number):
                     client.close()
             raise
 
-    def _in_session(self, incarnation: int, number: int, method: str, argument: Sequence[Any]) -> Results | None:
+    def _in_session(
+        self, incarnation: int, number: int, call: Callable[[Client, Any], Results], argument: Sequence[Any]
+    ) -> Results | None:
         for link, client in self._sessions(incarnation, number):
-            return self._run(link, client, partial(getattr(client, method), argument))
+            return self._run(link, client, partial(call, client, argument))
         return None
 
     def _sessions(self, incarnation: int, number: int) -> list[tuple[Link, Client]]:
@@ -279,7 +262,6 @@ class Links:
         with self._lock:
             links, self._links = list(self._links.values()), {}
         self._threads.close()
-        self._checking.close()
         for link in links:
             if link.client is not None:
                 link.client.close()

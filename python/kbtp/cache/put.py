@@ -6,14 +6,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from kbtp.cache.checksum import BlockChecksums
 from kbtp.cache.outcomes import NO_SPACE, UNAVAILABLE, Item, Outcome
 from kbtp.cache.placement import placement
 from kbtp.cache.record import Copy, Record
 from kbtp.cache.share import Held, Share
 from kbtp.cache.state import State
-from kbtp.cache.steps import AllocStore, Entry, IndexUnavailable, Plan, Publish, Remove, Stored
+from kbtp.cache.steps import AllocStore, Entry, IndexUnavailable, Plan, Publish, Remove, TakeChecksums
 from kbtp.cache.upkeep import free_orphans, keep_up, make_room, open_shares, remove_unsure
 from kbtp.errors import ApiMisuse
+from kbtp.initiator.batches import Results
 from kbtp.initiator.operations import Result
 from kbtp.limits import CACHE_RECORD_MAX_BLOCKS
 from kbtp.types import BlockRef, Status
@@ -33,7 +35,8 @@ class Put:
     """The number of the session in which there are blocks for it."""
     refs: dict[Share, tuple[BlockRef, ...]] = field(default_factory=dict)
     """The blocks of each copy that is whole."""
-    checksum: int = 0
+    checksum: int | None = None
+    """CRC32c of the octets that were sent, or of `view`."""
     record: bytes = b""
 
     def pieces(self, block_bytes: int) -> list[memoryview]:
@@ -168,29 +171,29 @@ def _store(state: State, puts: Sequence[Put]) -> Plan[None]:
         for share, number in put.sessions.items():
             if share.is_in(number):  # else a new session has begun meanwhile, and has counted without these
                 jobs.setdefault(share, []).append(put)
-    reply: Stored = yield AllocStore(
+    reply: dict[int, Results | None] = yield AllocStore(
         {
             share.incarnation: (share.number, [piece for put in going for piece in put.pieces(share.block_bytes)])
             for share, going in jobs.items()
-        },
-        [put.view for put in puts],
+        }
     )
-    for put, checksum in zip(puts, reply.checksums, strict=True):
-        put.checksum = checksum
     why: dict[Put, Item] = {}
     for share, going in jobs.items():
-        results = reply.results[share.incarnation]
+        results = reply[share.incarnation]
         if results is None:
             state.counters.target_failures += 1
             continue  # what was bound of it is found when the next session begins
         at = 0
         refs = results.refs if results.ok else None
+        blocks = BlockChecksums(results)
         for put in going:
             end = at + _blocks(put, share)
             if refs is not None:
                 put.refs[share] = tuple(refs[at:end])
             elif (item := _look_at(put, share, results[at:end])) is not None:
                 why[put] = item
+            if put.checksum is None and share in put.refs:
+                put.checksum = blocks.of_value(at, end)
             at = end
     for put in puts:
         if put.shares and not put.refs:
@@ -216,7 +219,13 @@ def _look_at(put: Put, share: Share, results: Sequence[Result]) -> Item | None:
 
 def _publish(state: State, puts: Sequence[Put], options: PutOptions, now_s: float) -> Plan[None]:
     try:
+        unknown = [put for put in puts if put.checksum is None]
+        if unknown:
+            taken = yield TakeChecksums([[put.view] for put in unknown])
+            for put, checksum in zip(unknown, taken, strict=True):
+                put.checksum = checksum
         for put in puts:
+            assert put.checksum is not None
             copies = tuple(Copy(share.incarnation, refs) for share, refs in put.refs.items())
             block_bytes = put.shares[0].block_bytes if put.shares else 1
             put.record = Record(state.owner, len(put.view), put.checksum, block_bytes, copies).pack()

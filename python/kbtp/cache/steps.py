@@ -14,7 +14,6 @@ from typing import Any, TypeAlias, TypeVar
 
 from kbtp.cache.announcement import Announcement
 from kbtp.errors import KbtpError
-from kbtp.initiator.batches import Results
 from kbtp.initiator.view import SessionTerms
 from kbtp.types import BlockRef, Handle
 
@@ -167,41 +166,35 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class LoadJob:
-    """Values wanted of one target, each in pieces: a block and where it goes."""
+    """Blocks wanted of one target, and where each goes."""
 
     target: Announcement
-    values: Sequence[tuple[Sequence[BlockRef], Sequence[memoryview]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """Of each value of a job: the results in which its blocks are, where they begin there, and its CRC32c if wanted."""
-
-    places: list[tuple[Results, int]]
-    checksums: list[int]
+    refs: Sequence[BlockRef]
+    into: Sequence[memoryview]
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """LOAD the values of each target; its `Loaded` by incarnation. The driver takes checksums while more comes in."""
+    """LOAD blocks of each target: its `Results` by incarnation, None where there is no session. With `checksums` they
+    have those that the RNIC knows."""
 
     jobs: Mapping[int, LoadJob]
     checksums: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    results: dict[int, Results | None]
-    checksums: list[int]
+class AllocStore:
+    """By target, the number of its session and what to store: its `Results` by incarnation, with the checksums that the
+    RNIC knows; None if the session is another."""
+
+    jobs: Mapping[int, tuple[int, Sequence[memoryview]]]
 
 
 @dataclass(frozen=True, slots=True)
-class AllocStore:
-    """By target, the number of its session and what to store. The reply is a `Stored`: results by target, None if
-    the session is another, and the CRC32c of each of `values`, taken meanwhile."""
+class TakeChecksums:
+    """The CRC32c of each of `values`, which are in pieces, as a list: of those that the RNIC does not know."""
 
-    jobs: Mapping[int, tuple[int, Sequence[memoryview]]]
-    values: Sequence[memoryview]
+    values: Sequence[Sequence[memoryview]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +204,8 @@ class Free:
     jobs: Mapping[int, tuple[int, Sequence[BlockRef | Handle]]]
 
 
-TARGET_STEPS = (Open, Load, AllocStore, Free)
-TargetStep: TypeAlias = Open | Load | AllocStore | Free
+TARGET_STEPS = (Open, Load, AllocStore, TakeChecksums, Free)
+TargetStep: TypeAlias = Open | Load | AllocStore | TakeChecksums | Free
 Step: TypeAlias = IndexStep | TargetStep
 
 _T = TypeVar("_T")

@@ -15,7 +15,6 @@ from kbtp.cache.steps import (
     Free,
     ListTargets,
     Load,
-    Loaded,
     LoadJob,
     Open,
     Plan,
@@ -154,13 +153,16 @@ def _bound(target: Announcement, values: Sequence[Sequence[BlockRef]]) -> Plan[l
     A LOAD into no memory moves nothing, and is refused for the length alone if all else is right.
     """
     nowhere = memoryview(b"")
-    job = LoadJob(target, [(refs, [nowhere] * len(refs)) for refs in values])
-    loaded: Loaded | None = (yield Load({target.incarnation: job}, False))[target.incarnation]
-    if loaded is None:
+    blocks = [ref for refs in values for ref in refs]
+    job = LoadJob(target, blocks, [nowhere] * len(blocks))
+    results: Results | None = (yield Load({target.incarnation: job}, False))[target.incarnation]
+    if results is None:
         return [None] * len(values)
     said: list[bool | None] = []
-    for refs, (results, at) in zip(values, loaded.places, strict=True):
+    at = 0
+    for refs in values:
         statuses = {result.status for result in results[at : at + len(refs)]}
+        at += len(refs)
         said.append(None if None in statuses else statuses == {Status.LENGTH_ERROR})
     return said
 

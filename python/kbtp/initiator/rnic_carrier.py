@@ -56,9 +56,7 @@ class RnicCarrier:
         """Submit a batch and wait for it; False if it is not done in time: it gets its `results` from `fail` then."""
         fixed = batch.opcode, batch.flags
         try:
-            ran = self._requester.run(
-                *fixed, batch.generation, batch.blocks, batch.buffers, batch.checksums, timeout_s
-            )
+            ran = self._requester.run(*fixed, batch.generation, batch.blocks, batch.buffers, batch.checksums, timeout_s)
             wrong: Wrong = {}
         except Unprepared:
             blocks, buffers, wrong = self._prepared(batch)

@@ -66,3 +66,13 @@ def _open_best(spin_us: int | None) -> Rnic:
             _log.info("using RNIC %s", rnic.name)
             return rnic
     raise ApiMisuse("no RNIC works on this machine")
+
+
+def joined_checksum(first: int, second: int, second_bytes: int) -> int:
+    """The CRC32c over octets with CRC32c `first` and then `second_bytes` others with `second`.
+
+    For checksums that an RNIC has taken: it needs the native one, which alone does that.
+    """
+    from kbtp.rnic.native import joined_checksum as joined
+
+    return joined(first, second, second_bytes)

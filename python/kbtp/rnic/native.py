@@ -57,6 +57,8 @@ _COMPLETION, _CONNECT_REQUEST, _ESTABLISHED, _REJECTED, _STREAM_ENDED, _FREED, _
 
 _OPCODES = {opcode.value: opcode for opcode in WcOpcode}
 
+joined_checksum = _native.joined_checksum
+
 
 @dataclass(frozen=True, slots=True)
 class NativeOptions:

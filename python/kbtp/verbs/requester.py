@@ -89,8 +89,8 @@ class Requester(Protocol):
 
     `opcode` is LOAD, STORE, ALLOC_STORE or FREE, `flags` SEAL or ALLOW_UNSEALED, `generation` replaces those of the
     blocks unless it is 0. As many buffers as blocks, or None for FREE; they stay as they are, and in use, until
-    the batch is done. Two loads into the same memory: the second is MISUSED. With `checksums` the records have those that
-    the RNIC finds out while it moves the data.
+    the batch is done. Two loads into the same memory: the second is MISUSED. With `checksums` the records have those
+    that the RNIC finds out while it moves the data.
     """
 
     def add_region(self, region: MemoryRegion, address: int) -> None:
