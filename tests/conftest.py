@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Generator
 
 import coverage
@@ -12,6 +13,9 @@ import kbtp.rnic
 from kbtp.iwarp.mpa import MpaOptions
 from kbtp.rnic.reference import ReferenceOptions, ReferenceRnic
 from kbtp.verbs.api import Rnic
+
+# A shell ignores it for what it starts in the background, and whatever a test starts would ignore it too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 collect_ignore = ["connectors"]  # needs the frameworks: `make test-connectors`
 
