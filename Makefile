@@ -3,7 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-JOBS ?= 2
+# Some tests wait more than they compute.
+JOBS ?= $(shell n=$$(($$(nproc) + 1)); echo $$((n < 8 ? n : 8)))
 PYTEST_FLAGS ?= -q
 
 CARGO ?= cargo
@@ -24,7 +25,7 @@ help:  ## list these targets
 demo: $(VENV)/demo.stamp  ## processes share the KV cache of a small model, by handle and by key
 	$(BIN)/python examples/demo/run.py
 
-# The demo's model is part of the tests; loadscope loads it once. Hypothesis's profile "ci" draws the same examples each run
+# The demo's model is part of the tests; loadscope loads it once, and in another order files of few but long tests come last. Hypothesis's profile "ci" draws the same examples each run
 # and times none.
 # Without tshark its tests are left out aloud; under CI they are never left out, and so fail.
 test: $(VENV)/demo.stamp  ## all tests, and the coverage each package must have
@@ -34,7 +35,7 @@ test: $(VENV)/demo.stamp  ## all tests, and the coverage each package must have
 	    marked=(-m "not tshark"); \
 	    echo 'tshark is not installed: its tests are left out (to have them: apt-get install tshark)'; \
 	fi; \
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) -n $(JOBS) --dist=loadscope --hypothesis-profile=ci --cov=kbtp --cov-report= "$${marked[@]}"
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) -n $(JOBS) --dist=loadscope --no-loadscope-reorder --hypothesis-profile=ci --cov=kbtp --cov-report= "$${marked[@]}"
 	@for package in $(COVERED); do \
 	    $(BIN)/coverage report --include="python/kbtp/$$package/*" --format=total >$(VENV)/total \
 	        || { cat $(VENV)/total; echo "line coverage of $$package: nothing was measured"; exit 1; }; \
@@ -50,7 +51,7 @@ test-connectors: $(VENV)/dev.stamp  ## each connector against the real package: 
 	$(BIN)/python tests/connectors/run.py $(CONNECTORS)
 
 punts: $(VENV)/dev.stamp  ## the tests of initiators and systems once more, the native RNIC leaving requests to Python
-	KBTP_TEST_PUNTS=everywhere $(BIN)/python -m pytest $(PYTEST_FLAGS) -n $(JOBS) --dist=loadscope -k native/ tests/initiator tests/system
+	KBTP_TEST_PUNTS=everywhere $(BIN)/python -m pytest $(PYTEST_FLAGS) -n $(JOBS) --dist=loadscope --no-loadscope-reorder -k native/ tests/initiator tests/system
 
 SOAK_S ?= 60
 
