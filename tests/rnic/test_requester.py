@@ -16,7 +16,7 @@ from kbtp.errors import ApiMisuse, ConnectionLost, PeerMisbehaved
 from kbtp.types import BlockRef, Opcode, RequestFlag, Status
 from kbtp.verbs.api import Access, BatchDone, RdmaWrite, Recv, Send, Sge
 from kbtp.verbs.buffers import buffer_of
-from kbtp.verbs.requester import RECORD, CarryingStream, RecordStatus, Requester, RequestGrant, Unprepared
+from kbtp.verbs.requester import NO_CHECKSUM, RECORD, CarryingStream, RecordStatus, Requester, RequestGrant, Unprepared
 from kbtp.wire import Completion, Free, Load, Store, parse_request
 
 pytestmark = pytest.mark.parametrize("rnic_name", ["native"], indirect=True)
@@ -85,7 +85,7 @@ def session(pair: Any) -> Session:
 
 def test_a_load_is_placed_where_the_request_says(session: Session) -> None:
     buffer = bytearray(100)
-    batch = session.requester.submit(LOAD, 0, ANY, [BlockRef(7, 3, 100)], [buffer])
+    batch = session.requester.submit(LOAD, 0, ANY, [BlockRef(7, 3, 100)], [buffer], False)
 
     [request] = session.requests(1)
     assert isinstance(request, Load)
@@ -96,7 +96,7 @@ def test_a_load_is_placed_where_the_request_says(session: Session) -> None:
     session.answer(request, data_length=90, block_offset=4096)
 
     records, misuses = session.done(batch)
-    assert records.tolist() == [(Status.SUCCESS, 2, 90, 7, 4096)]
+    assert records.tolist() == [(Status.SUCCESS, 2, 90, 7, 4096, NO_CHECKSUM)]
     assert (bytes(buffer), misuses) == (b"k" * 90 + bytes(10), {})
 
 
@@ -104,14 +104,14 @@ def test_memory_of_a_region_is_used_through_it(session: Session) -> None:
     cache = np.zeros((4, 256), np.uint8)
     region = session.pair.client.region(cache, Access.REMOTE_WRITE, session.pair.c)
     session.requester.add_region(region, buffer_of(cache).address)
-    session.requester.submit(LOAD, 0, ANY, [1, 2], [cache[2], np.zeros(256, np.uint8)])
+    session.requester.submit(LOAD, 0, ANY, [1, 2], [cache[2], np.zeros(256, np.uint8)], False)
 
     within, outside = session.requests(2)
     assert (within.data.stag, within.data.to, within.flags) == (region.stag, region.base_to + 512, RequestFlag.NONE)
     assert outside.data.stag != region.stag
 
     region.revoke()
-    session.requester.submit(LOAD, 0, ANY, [3], [cache[1]])
+    session.requester.submit(LOAD, 0, ANY, [3], [cache[1]], False)
     assert session.requests(3)[2].data.stag != region.stag
 
 
@@ -119,7 +119,7 @@ def test_a_region_that_is_revoked_while_its_request_waits_for_a_credit(session: 
     cache = np.zeros(4 * 256, np.uint8).reshape(4, 256)
     region = session.pair.client.region(cache, Access.REMOTE_WRITE, session.pair.c)
     session.requester.add_region(region, buffer_of(cache).address)
-    batch = session.requester.submit(LOAD, 0, ANY, range(4), list(cache))
+    batch = session.requester.submit(LOAD, 0, ANY, range(4), list(cache), False)
     requests = session.requests(CREDITS)
     region.revoke()
     for request in requests:
@@ -131,7 +131,7 @@ def test_a_region_that_is_revoked_while_its_request_waits_for_a_credit(session: 
 
 
 def test_data_travels_inside_a_request_as_far_as_it_may(session: Session) -> None:
-    session.requester.submit(STORE, int(RequestFlag.SEAL), ANY, [1, 2, 3], [b"", b"s" * 16, b"l" * 17])
+    session.requester.submit(STORE, int(RequestFlag.SEAL), ANY, [1, 2, 3], [b"", b"s" * 16, b"l" * 17], False)
     empty, short, long = session.requests(3)
     assert all(isinstance(request, Store) for request in (empty, short, long))
     assert bytes(empty.inline_data) == b""
@@ -140,7 +140,7 @@ def test_data_travels_inside_a_request_as_far_as_it_may(session: Session) -> Non
 
 
 def test_requests_wait_for_credits_and_batches_for_their_last(session: Session) -> None:
-    batch = session.requester.submit(FREE, 0, ANY, range(5), None)
+    batch = session.requester.submit(FREE, 0, ANY, range(5), None, False)
     for answered in range(5):
         requests = session.requests(min(5, answered + CREDITS))
         assert isinstance(requests[answered], Free)
@@ -151,7 +151,7 @@ def test_requests_wait_for_credits_and_batches_for_their_last(session: Session) 
 
 
 def test_handles_are_chosen_until_none_is_left(session: Session) -> None:
-    batch = session.requester.submit(ALLOC_STORE, 0, ANY, [None] * 3, [b"x"] * 3)
+    batch = session.requester.submit(ALLOC_STORE, 0, ANY, [None] * 3, [b"x"] * 3, False)
     first, second = session.requests(2)
     assert (first.handle, second.handle) == (FIRST_HANDLE, FIRST_HANDLE + 1)
     session.answer(first)
@@ -161,32 +161,32 @@ def test_handles_are_chosen_until_none_is_left(session: Session) -> None:
 
 def test_a_handle_that_is_bound_is_tried_no_more_and_the_data_goes_out_again(session: Session) -> None:
     data = b"l" * 100
-    batch = session.requester.submit(ALLOC_STORE, 0, ANY, [None], [data])
+    batch = session.requester.submit(ALLOC_STORE, 0, ANY, [None], [data], False)
     [first] = session.requests(1)
     session.answer(first, Status.ALREADY_BOUND)
     _, second = session.requests(2)
     assert (first.handle, second.handle) == (FIRST_HANDLE, FIRST_HANDLE + 1)
     assert first.data.stag != second.data.stag
     session.answer(second, data_length=100)
-    assert session.done(batch)[0].tolist() == [(Status.SUCCESS, 2, 100, FIRST_HANDLE + 1, 0)]
+    assert session.done(batch)[0].tolist() == [(Status.SUCCESS, 2, 100, FIRST_HANDLE + 1, 0, NO_CHECKSUM)]
 
 
 def test_two_loads_into_the_same_memory(session: Session) -> None:
     buffer = np.zeros(64, np.uint8)
-    first = session.requester.submit(LOAD, 0, ANY, [1, 2], [buffer[:40], buffer[30:]])
-    second = session.requester.submit(LOAD, 0, ANY, [3], [buffer[:1]])
+    first = session.requester.submit(LOAD, 0, ANY, [1, 2], [buffer[:40], buffer[30:]], False)
+    second = session.requester.submit(LOAD, 0, ANY, [3], [buffer[:1]], False)
     assert "in the same memory" in session.done(second)[1][0]
     [request] = session.requests(1)
     session.answer(request, data_length=40)
     records, misuses = session.done(first)
     assert records["status"].tolist() == [Status.SUCCESS, RecordStatus.MISUSED]
     assert list(misuses) == [1]
-    session.requester.submit(LOAD, 0, ANY, [4], [buffer[:40]])
+    session.requester.submit(LOAD, 0, ANY, [4], [buffer[:40]], False)
     assert session.requests(2)[1].handle == 4
 
 
 def test_memory_that_cannot_be_written_takes_no_load(session: Session) -> None:
-    batch = session.requester.submit(LOAD, 0, ANY, [1], [b"read only"])
+    batch = session.requester.submit(LOAD, 0, ANY, [1], [b"read only"], False)
     records, misuses = session.done(batch)
     assert records["status"].tolist() == [RecordStatus.MISUSED]
     assert "writable memory" in misuses[0]
@@ -202,8 +202,10 @@ def test_memory_that_cannot_be_written_takes_no_load(session: Session) -> None:
 )  # fmt: skip
 def test_what_is_not_understood_submits_nothing(session: Session, blocks: list[Any], buffers: list[Any] | None) -> None:
     for submit in (
-        lambda: session.requester.submit(STORE, 0, ANY, [5, *blocks], None if buffers is None else [b"y", *buffers]),
-        lambda: session.requester.run(STORE, 0, ANY, blocks, buffers, 1.0),
+        lambda: session.requester.submit(
+            STORE, 0, ANY, [5, *blocks], None if buffers is None else [b"y", *buffers], False
+        ),
+        lambda: session.requester.run(STORE, 0, ANY, blocks, buffers, False, 1.0),
     ):
         with pytest.raises(Unprepared):
             submit()
@@ -214,14 +216,14 @@ def test_what_is_not_understood_submits_nothing(session: Session, blocks: list[A
 
 def test_octets_found_elsewhere_are_stored_too(session: Session) -> None:
     octets = session.requester.octets(buffer_of(bytearray(b"found elsewhere")))
-    session.requester.submit(STORE, 0, ANY, [1], [octets])
+    session.requester.submit(STORE, 0, ANY, [1], [octets], False)
     assert bytes(session.requests(1)[0].inline_data) == b"found elsewhere"
 
 
 def test_a_batch_of_nothing_is_done(session: Session) -> None:
-    batch = session.requester.submit(FREE, 0, ANY, [], None)
+    batch = session.requester.submit(FREE, 0, ANY, [], None, False)
     assert len(session.done(batch)[0]) == 0
-    assert session.requester.run(FREE, 0, ANY, [], None, 0) == (b"", True, [])
+    assert session.requester.run(FREE, 0, ANY, [], None, False, 0) == (b"", True, [])
 
 
 # --- waiting -----------------------------------------------------------------------------------
@@ -243,7 +245,7 @@ def test_run_waits_for_the_answers(session: Session) -> None:
         session.answer(session.requests(3)[2])
 
     thread = served_by(session, serve)
-    ran = session.requester.run(FREE, 0, ANY, [1, 2], None, 10.0)
+    ran = session.requester.run(FREE, 0, ANY, [1, 2], None, False, 10.0)
     assert isinstance(ran, tuple)
     assert np.frombuffer(ran[0], RECORD)["handle"].tolist() == [1, 2]
     assert session.requester.run_one(FREE, 0, ANY, 3, None, 10.0) == ((Status.SUCCESS, 2, 0, 3, 0), None)
@@ -251,7 +253,7 @@ def test_run_waits_for_the_answers(session: Session) -> None:
 
 
 def test_run_that_is_not_done_in_time_gives_the_number_of_its_batch(session: Session) -> None:
-    batch = session.requester.run(FREE, 0, ANY, [1], None, 0.01)
+    batch = session.requester.run(FREE, 0, ANY, [1], None, False, 0.01)
     assert isinstance(batch, int)
     assert session.requester.take(batch) is None
     assert isinstance(session.requester.run_one(FREE, 0, ANY, 2, None, 0.0), int)
@@ -265,7 +267,7 @@ def test_the_handler_of_a_signal_ends_a_wait(session: Session) -> None:
     try:
         thread = served_by(session, lambda: (session.requests(1), os.kill(os.getpid(), signal.SIGUSR2)))
         with pytest.raises(KeyboardInterrupt):
-            session.requester.run(FREE, 0, ANY, [1], None, 30.0)
+            session.requester.run(FREE, 0, ANY, [1], None, False, 30.0)
         thread.join()
     finally:
         signal.signal(signal.SIGUSR2, before)
@@ -276,7 +278,7 @@ def test_the_handler_of_a_signal_ends_a_wait(session: Session) -> None:
 
 def test_what_is_not_answered_when_the_stream_ends_is_lost(session: Session) -> None:
     buffer = bytearray(100)
-    batch = session.requester.submit(LOAD, 0, ANY, range(5), [bytearray(8) for _ in range(5)])
+    batch = session.requester.submit(LOAD, 0, ANY, range(5), [bytearray(8) for _ in range(5)], False)
     session.answer(session.requests(CREDITS)[0], data_length=8)
     session.requests(CREDITS + 1)
     session.pair.s.abort()
@@ -286,14 +288,14 @@ def test_what_is_not_answered_when_the_stream_ends_is_lost(session: Session) -> 
     assert taken is not None
     assert np.frombuffer(taken[0], RECORD)["status"].tolist() == [Status.SUCCESS] + [RecordStatus.LOST] * 4
     assert BatchDone(session.pair.c, batch) not in session.pair.client.events
-    late = session.requester.run(LOAD, 0, ANY, [1], [buffer], 1.0)
+    late = session.requester.run(LOAD, 0, ANY, [1], [buffer], False, 1.0)
     assert isinstance(late, tuple)
     assert np.frombuffer(late[0], RECORD)["status"].tolist() == [RecordStatus.LOST]
 
 
 def test_nothing_is_placed_once_a_request_has_ended(session: Session) -> None:
     buffer = bytearray(8)
-    batch = session.requester.submit(LOAD, 0, ANY, [1], [buffer])
+    batch = session.requester.submit(LOAD, 0, ANY, [1], [buffer], False)
     [request] = session.requests(1)
     session.answer(request, Status.NOT_BOUND)
     session.done(batch)
@@ -313,7 +315,7 @@ def test_nothing_is_placed_once_a_request_has_ended(session: Session) -> None:
     ],
 )
 def test_a_target_that_breaks_the_protocol(session: Session, message: bytes, said: str) -> None:
-    batch = session.requester.submit(FREE, 0, ANY, [1], None)
+    batch = session.requester.submit(FREE, 0, ANY, [1], None, False)
     session.requests(1)
     session.pair.s.post([Send(0, inline=message)])
     reason = session.pair.client.wait_end(session.pair.c).reason
@@ -347,7 +349,7 @@ def test_receive_buffers_of_another_rnic(pair: Any, new_rnic: Any) -> None:
 def test_receives_are_used_again(session: Session) -> None:
     """More answers than there are receive buffers."""
     for number in range(20):
-        batch = session.requester.submit(FREE, 0, ANY, [number], None)
+        batch = session.requester.submit(FREE, 0, ANY, [number], None, False)
         session.answer(session.requests(number + 1)[number])
         session.pair.s.post_recv([Recv(0, Sge(session.pair.server.buffers[session.pair.s][0].sge.region, 0, 64))])
         assert session.done(batch)[0]["handle"].tolist() == [number]
