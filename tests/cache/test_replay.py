@@ -119,6 +119,23 @@ def test_what_is_no_trace_is_told(tmp_path: Path) -> None:
         read_trace(file)
 
 
+def test_a_trace_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    with pytest.raises(ApiMisuse, match=r"No such file or directory: .*; give a trace, a JSON object a line"):
+        read_trace(file)
+    file.write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(ApiMisuse, match=r"can't decode byte 0xff .*; give a trace, a JSON object a line"):
+        read_trace(file)
+
+
+@pytest.mark.parametrize("name", ["no such folder/plot.png", "plot.trace"], ids=["folder", "format"])
+def test_a_plot_that_cannot_be_drawn_costs_nothing_else(tmp_path: Path, name: str) -> None:
+    arguments = ["replay", str(TRACE), "--speed", "0", "--requests", "2", "--json", "--plot", str(tmp_path / name)]
+    result = CliRunner().invoke(cli, arguments)
+    assert json.loads(result.stdout)["requests"] == 2
+    assert (result.exit_code, "name a .png file that you may write" in result.stderr) == (2, True), result.stderr
+
+
 def test_contents_say_what_they_are() -> None:
     one, other = np.zeros(8, np.uint64), np.zeros(8, np.uint64)
     write_contents(1, one)

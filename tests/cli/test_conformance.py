@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
@@ -76,6 +77,26 @@ def test_json_and_expectations(run: Run, url: str, tmp_path: Path) -> None:
     assert outcomes["any-request-id-is-echoed"] == "passed though expected to fail"
     assert outcomes["alloc-store-of-a-bound-handle"] == "passed"
     assert (status, told["failed"], err) == (1, True, "")
+
+
+def test_a_report_that_cannot_be_written_costs_nothing_else(run: Run, url: str, tmp_path: Path) -> None:
+    junit = tmp_path / "no such folder" / "junit.xml"
+    status, out, err = run(url, "-k", "target/blocks/allow-unsealed", "--json", "--junit", str(junit))
+    assert [case["outcome"] for case in json.loads(out)["cases"]] == ["passed"]
+    assert (status, err) == (
+        2,
+        f"kbtp: cannot write --junit {junit}: No such file or directory; "
+        "name a file that you may write, in a folder that is there\n",
+    )
+
+
+def test_a_place_to_listen_that_is_taken(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        status, _, err = run("--role", "initiator", "--listen", place, "-k", "initiator-requests/whole-workload")
+    assert (status, len(err.splitlines())) == (2, 1)
+    assert f"cannot listen on kbtp://{place}: Address already in use" in err
+    assert "name an address of this machine and a port that is free" in err
 
 
 def test_what_a_target_is_not_configured_for_is_skipped_with_the_reason(run: Run, url: str) -> None:

@@ -18,6 +18,8 @@ from kbtp.conformance.initiators import initiators_of
 from kbtp.conformance.result import Outcome, Result
 from kbtp.conformance.runner import InitiatorRunner
 from kbtp.conformance.setup import Setup
+from kbtp.key_file import write_key
+from kbtp.keys import Key
 
 WORKLOAD = [sys.executable, "-m", "kbtp.conformance.workload", "--rnic", "reference"]
 HERE = Address("127.0.0.1", 0)
@@ -47,11 +49,16 @@ def cases_named(*names: str) -> list[Case]:
 
 
 def run(
-    command: list[str], names: tuple[str, ...], *, at_once: int = 2, timeout_s: float | None = None
+    command: list[str],
+    names: tuple[str, ...],
+    *,
+    at_once: int = 2,
+    timeout_s: float | None = None,
+    setup: Setup = ONE_BY_ONE,
 ) -> dict[str, Result]:
     """By group and name; `timeout_s` instead of what the cases allow themselves."""
     named = [replace(case, timeout_s=timeout_s or case.timeout_s) for case in cases_named(*names)]
-    runner = InitiatorRunner(ONE_BY_ONE, Expectations(), initiators_of(shlex.join(command), at_once), HERE)
+    runner = InitiatorRunner(setup, Expectations(), initiators_of(shlex.join(command), at_once), HERE)
     return {result.case.name.partition("/")[2]: result for result in runner.run(named)}
 
 
@@ -88,6 +95,58 @@ def test_a_fault_is_caught(tmp_path: Path, fault: str, caught_by: tuple[str, ...
     command = [*script(tmp_path, BROKEN.format(fault=fault)), "--rnic", "reference"]
     wrong = run(command, caught_by)
     assert {name: result.outcome for name, result in wrong.items()} == dict.fromkeys(caught_by, outcome)
+
+
+KEY = Key(0x5EED, bytes(range(32)))
+WITH_KEY = Setup(has=frozenset({"keys", "one-by-one"}), keys=(KEY,))
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> str:
+    file = tmp_path / "initiator.keys"
+    write_key(file, KEY)
+    return str(file)
+
+
+def test_an_initiator_may_always_use_its_key(key_file: str) -> None:
+    """Every HELLO_ACK that it is to accept proves the key, however the case makes and sends it."""
+    names = (
+        "initiator-authentication/hello-is-signed",
+        "initiator-hello/ack-with-skippable-options",
+        "initiator-hello/more-private-data-is-ignored",
+        "initiator-hello/second-ack",
+        "initiator-requests/whole-workload",
+        "initiator-requests/no-read-depth",
+        "ddp-messages/reserved-fields-of-ours",
+        "ddp-messages/hello-ack-in-several-segments",
+        "mpa-startup/reply-in-any-segmentation",
+    )
+    results = run([*WORKLOAD, "--key-file", key_file], names, setup=WITH_KEY)
+    assert {name: result.outcome for name, result in results.items()} == dict.fromkeys(names, Outcome.PASSED)
+
+
+def test_an_initiator_in_direct_mode_may_always_use_its_key(key_file: str) -> None:
+    names = ("initiator-direct/whole-workload", "initiator-direct/no-ticket-beyond-the-quota")
+    setup = replace(WITH_KEY, has=WITH_KEY.has | {"direct"})
+    results = run([*WORKLOAD, "--key-file", key_file, "--direct", "load,alloc"], names, setup=setup)
+    assert {name: result.outcome for name, result in results.items()} == dict.fromkeys(names, Outcome.PASSED)
+
+
+BELIEVES_ANY_PROVEN_ACK = """
+def accepted(config, said, message):
+    ack = HelloAck.parse(message)
+    session.check_hello_ack(message, ack.auth, config.key, said.nonces, said.octets)
+    return ack
+connection.accepted = accepted
+"""
+
+
+def test_an_impossible_ack_proves_the_key(tmp_path: Path, key_file: str) -> None:
+    """An initiator that looks at nothing but the MAC believes it, and is found out."""
+    name = "initiator-hello/ack-with-impossible-range"
+    command = script(tmp_path, BROKEN.format(fault=BELIEVES_ANY_PROVEN_ACK))
+    [result] = run([*command, "--rnic", "reference", "--key-file", key_file], (name,), setup=WITH_KEY).values()
+    assert result.outcome is Outcome.WARNED, result
 
 
 # An initiator that makes no use of what is left to it: no inline data, no INVALIDATE, two credits, a name of its own.

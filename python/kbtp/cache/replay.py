@@ -39,17 +39,21 @@ class Request:
 
 
 def read_trace(path: Path) -> list[Request]:
-    """Raises `ApiMisuse` for a line that is none of a trace."""
-    requests = []
-    with path.open() as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                fields = json.loads(line)
-                blocks = tuple(int(block) for block in fields["hash_ids"])
-                requests.append(Request(fields["timestamp"] / 1000, int(fields["input_length"]), blocks))
-            except (ValueError, KeyError, TypeError) as error:
-                raise ApiMisuse(f"{path}, line {number}, is none of a trace: {error!r}") from None
-    return requests
+    """Raises `ApiMisuse` for a file that cannot be read, or a line that is none of a trace."""
+    try:
+        with path.open() as lines:
+            return [_request_in(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ApiMisuse(f"cannot read {path}: {error}; give a trace, a JSON object a line") from None
+
+
+def _request_in(line: str, where: str) -> Request:
+    try:
+        fields = json.loads(line)
+        blocks = tuple(int(block) for block in fields["hash_ids"])
+        return Request(fields["timestamp"] / 1000, int(fields["input_length"]), blocks)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ApiMisuse(f"{where}, is none of a trace: {error!r}") from None
 
 
 def key_of(block: int) -> bytes:

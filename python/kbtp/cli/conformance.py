@@ -49,7 +49,9 @@ _TOLD = (Outcome.FAILED, Outcome.BROKEN, Outcome.UNEXPECTED, Outcome.NOT_RUN, Ou
 )
 @click.option("--namespace", default="", help="The target's namespace.")
 @click.option(
-    "--key-file", type=click.Path(dir_okay=False), help="Keys of the target; the first one is used where any will do."
+    "--key-file",
+    type=click.Path(dir_okay=False),
+    help="Keys of the target, or that of the initiator; the first one is used where any will do.",
 )
 @click.option("--mpa-timeout", type=Seconds(), default=limits.MPA_REQUEST_TIMEOUT_S, show_default="5s",
     help="How long the target waits for an MPA Request.")  # fmt: skip
@@ -120,13 +122,22 @@ def conformance(
         runner = InitiatorRunner(setup, expectations, initiators_of(command, at_once), address)
     peer = url or command or f"an initiator at {listen}"
     results = sorted(_watched(runner.run(chosen), len(chosen), as_json), key=lambda one: one.case.name)
-    if junit is not None:
-        junit.write_text(as_junit(results, peer))
     if as_json:
         click.echo(json.dumps(as_object(results, peer)))
     else:
         _tell(results)
+    if junit is not None:
+        _write(junit, as_junit(results, peer))
     ctx.exit(1 if any(result.outcome.fails_the_run for result in results) else 0)
+
+
+def _write(junit: Path, text: str) -> None:
+    try:
+        junit.write_text(text)
+    except OSError as error:
+        raise click.UsageError(
+            f"cannot write --junit {junit}: {error.strerror}; name a file that you may write, in a folder that is there"
+        ) from None
 
 
 def _has(text: str, command: str | None, keys: Sequence[Key]) -> frozenset[str]:

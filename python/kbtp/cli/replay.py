@@ -81,12 +81,12 @@ def replay(
         "index_failures": counters.index_failures,
         "target_failures": counters.target_failures,
     }
-    if plot is not None:
-        _draw(tally, plot)
     if as_json:
         click.echo(json.dumps(said))
     else:
         _print(said)
+    if plot is not None:
+        _draw(tally, plot)
     if tally.wrong_octets:
         raise SystemExit(1)
 
@@ -178,4 +178,9 @@ def _draw(tally: Tally, path: Path) -> None:
     axes.plot(hours, [100 * hits / max(1, references) for _, hits, references in tally.course])
     axes.set(xlabel="minutes of the trace", ylabel="hits so far, % of block references", ylim=(0, None))
     figure.tight_layout()
-    figure.savefig(path)
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:  # a format that matplotlib does not have is a ValueError
+        raise click.UsageError(
+            f"cannot draw --plot {path}: {error}; name a .png file that you may write, in a folder that is there"
+        ) from None

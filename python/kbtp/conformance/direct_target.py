@@ -21,6 +21,7 @@ from kbtp.iwarp.rdmap import (
     RdmapOpcode,
     ReadRequest,
 )
+from kbtp.keys import Key
 from kbtp.limits import BLOCK_OFFSET_EMPTY, COUNTER_BYTES, ENTRY_BYTES, SLOT_BYTES
 from kbtp.types import EntryFlag, Feature, RequestFlag
 from kbtp.wire import Bind
@@ -49,8 +50,8 @@ class DirectTarget(TargetSide):
     """`steps` are what the initiator did so far, messages apart. `before_read` may change memory before a Read of it is
     answered, or take its time; it is handed the step. So may `before_atomic` before a FetchAdd."""
 
-    def __init__(self, stream: Stream, *, ticket_timeout_ms: int = TICKET_TIMEOUT_MS) -> None:
-        super().__init__(stream)
+    def __init__(self, stream: Stream, key: Key | None, *, ticket_timeout_ms: int = TICKET_TIMEOUT_MS) -> None:
+        super().__init__(stream, key)
         lend = stream.memory.lend
         self.entries = lend(ENTRY_BYTES * 64, writable=False, to=0x5000)
         self.pool = lend(BLOCKS * BLOCK_BYTES, writable=False, to=POOL_BASE)

@@ -42,6 +42,11 @@ class Probe(ABC):
     def session(self, startup: Startup | None = None) -> Session:
         """A new session: HELLO and HELLO_ACK have been exchanged."""
 
+    @property
+    def key(self) -> Key | None:
+        """What sessions authenticate with, unless a case says otherwise."""
+        return self.setup.keys[0] if self.setup.keys else None
+
     def wait_s(self, stated_s: float) -> float:
         """How long to wait for what the peer does after `stated_s`, as we were told; the case has so much more time."""
         self.deadline.extend(stated_s + MARGIN_S)
@@ -75,11 +80,6 @@ class TargetProbe(Probe):
 
     def stream(self, startup: Startup | None = None, *, receive_buffer_bytes: int | None = None) -> Stream:
         return Stream.initiate(self.tcp(receive_buffer_bytes=receive_buffer_bytes), startup)
-
-    @property
-    def key(self) -> Key | None:
-        """What sessions authenticate with, unless a case says otherwise."""
-        return self.setup.keys[0] if self.setup.keys else None
 
     def before_hello(self, startup: Startup | None = None) -> InitiatorSide:
         """A stream on which HELLO is still to be sent."""
@@ -156,13 +156,13 @@ class InitiatorProbe(Probe):
 
     def before_ack(self, startup: Startup | None = None) -> TargetSide:
         """A stream on which HELLO has come and HELLO_ACK is still to be sent."""
-        side = TargetSide(self.stream(startup))
+        side = TargetSide(self.stream(startup), self.key)
         side.take_hello()
         return side
 
     def session(self, startup: Startup | None = None, **ack: Any) -> TargetSide:
         """`ack` are fields of the HELLO_ACK that replace ours."""
-        return TargetSide(self.stream(startup)).open(**ack)
+        return TargetSide(self.stream(startup), self.key).open(**ack)
 
     def refuse_further(self) -> None:
         """Whoever connects from now on finds nobody, so that an initiator which tries again comes to an end."""

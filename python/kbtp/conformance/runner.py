@@ -22,7 +22,7 @@ from kbtp.conformance.result import Outcome, Result
 from kbtp.conformance.rule import Level
 from kbtp.conformance.setup import NEEDS, Setup
 from kbtp.conformance.tcp import Deadline
-from kbtp.errors import PeerMisbehaved, WireFormatError
+from kbtp.errors import ApiMisuse, PeerMisbehaved, WireFormatError
 
 ALIVE_TIMEOUT_S = 5.0
 LISTEN_BACKLOG = 16
@@ -182,4 +182,10 @@ class InitiatorRunner:
 
 def _listener(address: Address) -> socket.socket:
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    return socket.create_server((address.host, address.port), family=family, backlog=LISTEN_BACKLOG)
+    try:
+        return socket.create_server((address.host, address.port), family=family, backlog=LISTEN_BACKLOG)
+    except (OSError, UnicodeError) as error:  # a name that IDNA cannot encode is a UnicodeError
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ApiMisuse(
+            f"cannot listen on {address}: {why}; name an address of this machine and a port that is free"
+        ) from None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,18 +12,24 @@ from kbtp.conformance.initiator_side import SENDS
 from kbtp.conformance.stream import Message, Stream
 from kbtp.errors import WireFormatError
 from kbtp.iwarp.rdmap import RdmapOpcode
-from kbtp.types import Feature, RequestFlag, Status
+from kbtp.keys import Key
+from kbtp.limits import AUTH_MAC_BYTES
+from kbtp.types import Feature, OptionType, RequestFlag, Status
 from kbtp.wire import (
     AllocStore,
+    Auth,
     Bind,
     Completion,
+    ConnectionData,
     DataDescriptor,
     Free,
     Hello,
     HelloAck,
     Load,
+    Nonces,
     Store,
     parse_request,
+    sign_hello_ack_octets,
 )
 
 Request = Load | Store | AllocStore | Free | Bind
@@ -73,8 +80,9 @@ class Entry:
 class TargetSide:
     """A small honest target, until the case departs from it: `serve` does that, `request` and `complete` do not."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, key: Key | None) -> None:
         self.stream = stream
+        self.key = key
         self.hello_octets = b""
         self.hello = Hello(0, Feature.NONE, 0, 0, 1, 1024)
         self.ack = HelloAck(0)
@@ -93,11 +101,37 @@ class TargetSide:
         self.hello, self.hello_octets = came, message.payload
         return came
 
+    def ack_octets(
+        self, *, extra_options: bytes = b"", patches: Mapping[int, bytes] | None = None, **changes: Any
+    ) -> bytes:
+        """The HELLO_ACK that answers the HELLO that came, `ack` from now on; `changes` replace fields of one that is
+        right, or of one that grants nothing if they have a status that refuses (profile 2).
+
+        `extra_options` follow the others, `patches` are put over the octets from where they say on. AUTH, where the
+        HELLO has one of our key, is last and covers all of that (profile 4).
+        """
+        refuses = changes.get("status", Status.SUCCESS) is not Status.SUCCESS
+        granted = {} if refuses else ack_fields(self.hello)
+        self.ack = HelloAck(**{"request_id": self.hello.request_id, **granted, **changes})
+        octets = bytearray(self.ack.pack() + extra_options)
+        for at, over in (patches or {}).items():
+            octets[at : at + len(over)] = over
+        # Whether the MAC of HELLO is right is the matter of one case; the others go on as if it were.
+        if self.key is None or self.hello.auth is None or self.hello.auth.key_id != self.key.key_id:
+            return bytes(octets)
+        auth = Auth(self.key.key_id, bytes(AUTH_MAC_BYTES)).pack()
+        octets += struct.pack(">HH", OptionType.AUTH, len(auth)) + auth
+        return sign_hello_ack_octets(bytes(octets), self.key, self.nonces, self.hello_octets)
+
+    @property
+    def nonces(self) -> Nonces:
+        """Of the connection data of both sides (profile 3)."""
+        request, reply = self.stream.request.private_data, self.stream.reply.private_data
+        return Nonces(ConnectionData.parse(request).nonce, ConnectionData.parse(reply).nonce)
+
     def acknowledge(self, **changes: Any) -> HelloAck:
         """Send HELLO_ACK; `changes` replace fields of one that is right."""
-        fields = {**ack_fields(self.hello), **changes}
-        self.ack = HelloAck(fields.pop("request_id", self.hello.request_id), **fields)
-        self.stream.send(self.ack.pack())
+        self.stream.send(self.ack_octets(**changes))
         return self.ack
 
     def open(self, **changes: Any) -> TargetSide:

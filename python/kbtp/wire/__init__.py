@@ -6,6 +6,7 @@ from kbtp.wire.authentication import (
     key_of_hello,
     sign_hello,
     sign_hello_ack,
+    sign_hello_ack_octets,
     sign_hello_octets,
 )
 from kbtp.wire.connection_data import ConnectionData
@@ -42,6 +43,7 @@ __all__ = [
     "parse_response",
     "sign_hello",
     "sign_hello_ack",
+    "sign_hello_ack_octets",
     "sign_hello_octets",
     "with_zero_mac",
 ]

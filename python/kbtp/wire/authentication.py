@@ -50,7 +50,11 @@ def sign_hello_octets(unsigned: bytes, key: Key, nonces: Nonces) -> bytes:
 
 def sign_hello_ack(ack: HelloAck, key: Key, nonces: Nonces, hello: bytes) -> bytes:
     """`ack` packed, with AUTH. `hello` is the HELLO as it came."""
-    unsigned = _with_room(ack, key).pack()
+    return sign_hello_ack_octets(_with_room(ack, key).pack(), key, nonces, hello)
+
+
+def sign_hello_ack_octets(unsigned: bytes, key: Key, nonces: Nonces, hello: bytes) -> bytes:
+    """The same of a HELLO_ACK that is packed already, well formed or not: it ends with an AUTH whose MAC is zero."""
     return unsigned[:-AUTH_MAC_BYTES] + _mac(key.secret, _HELLO_ACK_LABEL, nonces, hello, unsigned)
 
 

@@ -13,11 +13,11 @@ from kbtp.conformance.probe import Probe, TargetProbe
 from kbtp.conformance.session import Session
 from kbtp.conformance.startup import CameFrame, Startup, accepted, receive_frame
 from kbtp.conformance.stream import Stream
-from kbtp.conformance.target_side import TargetSide, ack_fields, needs_a_read
+from kbtp.conformance.target_side import TargetSide, needs_a_read
 from kbtp.conformance.tcp import Tcp
 from kbtp.iwarp.rdmap import ReadRequest
 from kbtp.types import Status
-from kbtp.wire import Completion, Free, HelloAck, Load
+from kbtp.wire import Completion, Free, Load
 
 QUIET_S = 0.15
 """How long we look whether nothing comes."""
@@ -55,12 +55,6 @@ def stream_with(probe: Probe, *, pieces: Pieces | None = None, **changes: Any) -
     return stream_on(probe.tcp(), active=isinstance(probe, TargetProbe), pieces=pieces, **changes)
 
 
-def ack_of(session: TargetSide) -> bytes:
-    """The HELLO_ACK that answers the HELLO that came."""
-    session.ack = HelloAck(session.hello.request_id, **ack_fields(session.hello))
-    return session.ack.pack()
-
-
 def initiator_on(probe: TargetProbe, stream: Stream) -> InitiatorSide:
     """A session on `stream` whose HELLO is still to be sent."""
     return InitiatorSide(stream, probe.setup.namespace, probe.key)
@@ -70,7 +64,7 @@ def open_on(probe: Probe, stream: Stream, **fields: Any) -> Session:
     """HELLO and HELLO_ACK on `stream`; `fields` are those of the one that is ours."""
     if isinstance(probe, TargetProbe):
         return initiator_on(probe, stream).open(**fields)
-    return TargetSide(stream).open(**fields)
+    return TargetSide(stream, probe.key).open(**fields)
 
 
 def session_with(probe: Probe, **changes: Any) -> Session:

@@ -9,7 +9,6 @@ from kbtp.conformance.case import Group
 from kbtp.conformance.deviation import Deviation, NotApplicable, expect
 from kbtp.conformance.iwarp.conversation import (
     HARMLESS,
-    ack_of,
     completion_of,
     converse,
     initiator_on,
@@ -106,9 +105,9 @@ def reserved_fields_of_ours(probe: Probe) -> None:
         side.take_ack()
         session = side
     else:
-        target = TargetSide(stream)
+        target = TargetSide(stream, probe.key)
         target.take_hello()
-        stream.send_ulpdus(_all_ones(stream, ack_of(target)))
+        stream.send_ulpdus(_all_ones(stream, target.ack_octets()))
         session = target
     stream.send_ulpdus(segments.tagged(RdmapOpcode.WRITE, BOGUS_STAG, 0, ddp_reserved=0xF, rdmap_reserved=3))
     works_on(session)
@@ -220,7 +219,7 @@ def hello_in_several_segments(probe: TargetProbe) -> None:
 def hello_ack_in_several_segments(probe: InitiatorProbe) -> None:
     """HELLO_ACK in segments of one octet and an empty last one, with RDMA Writes between them: all works."""
     session = probe.before_ack()
-    ulpdus = session.stream.ulpdus_of_send(ack_of(session), segment_bytes=1)
+    ulpdus = session.stream.ulpdus_of_send(session.ack_octets(), segment_bytes=1)
     for ulpdu in ulpdus[:-1]:
         session.stream.send_ulpdus(ulpdu, HARMLESS)
     session.stream.send_ulpdus(ulpdus[-1])

@@ -22,7 +22,7 @@ M64 = (1 << 64) - 1
 
 def requests_of_the_workload(probe: InitiatorProbe, opcode: RdmapOpcode) -> list[Segment]:
     """The segments of `opcode` that come while all of the workload is served."""
-    target = DirectTarget(Stream.respond(probe.tcp())).open()
+    target = DirectTarget(Stream.respond(probe.tcp()), probe.key).open()
     target.run()
     found = [segment for segment in segments_of(target.stream) if segment.opcode == opcode]
     expect(bool(found), f"a {opcode.name} in the workload", "none")
@@ -58,7 +58,7 @@ def form_of_atomic_requests(probe: InitiatorProbe) -> None:
 @GROUP.initiator("R24", "E10", "R46", needs=NEEDS)
 def no_more_reads_than_our_ird(probe: InitiatorProbe) -> None:
     """IRD 1 in our Reply: while a Read is not answered no other request comes."""
-    target = DirectTarget(Stream.respond(probe.tcp(), Startup.of_depth(1, READ_DEPTH))).open()
+    target = DirectTarget(Stream.respond(probe.tcp(), Startup.of_depth(1, READ_DEPTH)), probe.key).open()
     held: list[Step] = []
 
     def hold(step: Step) -> None:
@@ -73,7 +73,7 @@ def no_more_reads_than_our_ird(probe: InitiatorProbe) -> None:
 @GROUP.initiator("R24", "E10", needs=NEEDS)
 def no_reads_without_ird(probe: InitiatorProbe) -> None:
     """IRD 0 in our Reply, and yet both direct modes granted: what comes first is no Read and no Atomic."""
-    target = DirectTarget(Stream.respond(probe.tcp(), Startup.of_depth(0, READ_DEPTH))).open()
+    target = DirectTarget(Stream.respond(probe.tcp(), Startup.of_depth(0, READ_DEPTH)), probe.key).open()
     first = target.stream.message("a request, a Terminate, or the end of the connection")
     came = None if first is None else first.opcode
     expect(came not in (RdmapOpcode.READ_REQUEST, RdmapOpcode.ATOMIC_REQUEST), "no Read and no Atomic", first)
@@ -82,6 +82,6 @@ def no_reads_without_ird(probe: InitiatorProbe) -> None:
 @GROUP.initiator("X30", "R46", needs=NEEDS)
 def atomic_is_complete_with_its_response(probe: InitiatorProbe) -> None:
     """While a FetchAdd is not answered the ring is not read: the initiator does not know its ticket."""
-    target = DirectTarget(Stream.respond(probe.tcp())).open()
+    target = DirectTarget(Stream.respond(probe.tcp()), probe.key).open()
     target.before_atomic = lambda: target.stream.expect_silence("the FetchAdd is not answered", for_s=HELD_S)
     target.run_until("a FetchAdd", lambda came: isinstance(came, Step) and came.what == "ticket")

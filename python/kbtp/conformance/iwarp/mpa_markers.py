@@ -8,7 +8,6 @@ from kbtp.conformance.case import Group
 from kbtp.conformance.deviation import expect
 from kbtp.conformance.initiator_side import InitiatorSide
 from kbtp.conformance.iwarp.conversation import (
-    ack_of,
     as_initiator,
     converse,
     initiator_on,
@@ -158,9 +157,9 @@ def _first_message(probe: Probe, change: MarkerChange) -> Session:
         session = initiator_on(probe, stream)
         octets = session.hello_octets()
     else:
-        session = TargetSide(stream)
+        session = TargetSide(stream, probe.key)
         session.take_hello()
-        octets = ack_of(session)
+        octets = session.ack_octets()
     (ulpdu,) = stream.ulpdus_of_send(octets)
     stream.send_octets(Framer(crc=stream.crc, markers=True).fpdu(ulpdu, marker=change))
     return session

@@ -29,7 +29,7 @@ AGAIN_MAX = 50  # reads of one entry by an initiator whose tries are bounded
 
 
 def direct(probe: InitiatorProbe, **options: int) -> DirectTarget:
-    return DirectTarget(Stream.respond(probe.tcp()), **options).open()
+    return DirectTarget(Stream.respond(probe.tcp()), probe.key, **options).open()
 
 
 def succeed(probe: InitiatorProbe, target: DirectTarget) -> None:
@@ -371,7 +371,7 @@ def no_grant_no_direct_mode(probe: InitiatorProbe) -> None:
 @GROUP.initiator("KNX14", needs=NEEDS)
 def no_ticket_beyond_the_quota(probe: InitiatorProbe) -> None:
     """With two blocks bound and a quota of two no third ticket is taken: the workload has three blocks."""
-    target = DirectTarget(Stream.respond(probe.tcp()))
+    target = DirectTarget(Stream.respond(probe.tcp()), probe.key)
     target.open(allocation_quota=2)
     tickets = 0
 

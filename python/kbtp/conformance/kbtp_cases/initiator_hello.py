@@ -8,20 +8,16 @@ from typing import Any
 from kbtp import limits
 from kbtp.conformance.case import Group
 from kbtp.conformance.deviation import Deviation, expect
-from kbtp.conformance.kbtp_cases.hello import SKIPPABLE_OPTION, UNKNOWN_OPTION, option, patched
+from kbtp.conformance.kbtp_cases.hello import SKIPPABLE_OPTION, UNKNOWN_OPTION, option
 from kbtp.conformance.probe import InitiatorProbe
 from kbtp.conformance.startup import Startup, connection_data, receive_frame
 from kbtp.conformance.stream import Stream
-from kbtp.conformance.target_side import TargetSide, ack_fields
+from kbtp.conformance.target_side import TargetSide
 from kbtp.iwarp.rdmap import RdmapOpcode
 from kbtp.types import HelloAckFlag, Status
-from kbtp.wire import ANONYMOUS, Completion, ConnectionData, HelloAck
+from kbtp.wire import ANONYMOUS, Completion, ConnectionData
 
 GROUP = Group("initiator-hello")
-
-
-def ack_octets(side: TargetSide, **changes: Any) -> bytes:
-    return HelloAck(**{"request_id": side.hello.request_id, **ack_fields(side.hello), **changes}).pack()
 
 
 def expect_given_up(probe: InitiatorProbe, side: TargetSide, why: str) -> None:
@@ -62,7 +58,7 @@ def client_server_model(probe: InitiatorProbe) -> None:
 @GROUP.initiator("KNC3")
 def more_private_data_is_ignored(probe: InitiatorProbe) -> None:
     """Octets behind the connection data of the Reply are ignored."""
-    side = TargetSide(Stream.respond(probe.tcp(), Startup(private_data=connection_data() + bytes(60))))
+    side = TargetSide(Stream.respond(probe.tcp(), Startup(private_data=connection_data() + bytes(60))), probe.key)
     side.open().request()
 
 
@@ -80,7 +76,7 @@ def reply_without_connection_data(probe: InitiatorProbe) -> None:
 @GROUP.initiator("KNH1", "KNH2", "KNH3")
 def hello_is_well_formed(probe: InitiatorProbe) -> None:
     """HELLO: Version 1, no flags, Status 0, at least 1 credit, Max Message of 1024 or more, at most 1024 octets."""
-    side = TargetSide(probe.stream())
+    side = TargetSide(probe.stream(), probe.key)
     hello = side.take_hello()
     octets = side.hello_octets
     expect(octets[:4] == b"\x01\x01\x00\x00", "Version 1, opcode 1, no flags", octets[:4].hex())
@@ -105,7 +101,7 @@ def tries_again_without_an_ack(probe: InitiatorProbe) -> None:
     """An initiator that gets no HELLO_ACK tries again on a new connection, with a fresh nonce."""
     first = probe.before_ack()
     tcp = probe.next_tcp("a second connection (profile 3)")
-    second = TargetSide(Stream.respond(tcp))
+    second = TargetSide(Stream.respond(tcp), probe.key)
     second.open().request()
     nonces = {ConnectionData.parse(one.stream.request.private_data).nonce for one in (first, second)}
     expect(len(nonces) == 2, "a fresh nonce for each connection (profile 4)", "the same one twice")
@@ -131,7 +127,7 @@ def unsupported_hello(probe: InitiatorProbe) -> None:
 
 def _refused(probe: InitiatorProbe, status: Status) -> None:
     side = probe.before_ack()
-    side.stream.send(HelloAck(side.hello.request_id, status=status).pack())
+    side.acknowledge(status=status)
     side.stream.tcp.finish()
     expect_given_up(probe, side, f"HELLO_ACK with {status.name}")
 
@@ -155,7 +151,7 @@ def _impossible(name: str) -> None:
         side = probe.before_ack()
         named = name == "resumed" and side.hello.initiator_id != ANONYMOUS
         probe.need(not named, "an anonymous initiator: one with an Initiator ID may have been there before")
-        side.stream.send(ack_octets(side, **IMPOSSIBLE[name]))
+        side.acknowledge(**IMPOSSIBLE[name])
         expect_given_up(probe, side, f"HELLO_ACK with {IMPOSSIBLE[name]}")
 
     run.__name__ = f"ack_with_impossible_{name}"
@@ -171,7 +167,7 @@ for _name in IMPOSSIBLE:
 def ack_fields_out_of_bounds(probe: InitiatorProbe) -> None:
     """Request Credits of 0 end the stream."""
     side = probe.before_ack()
-    side.stream.send(patched(ack_octets(side), 40, bytes(4)))
+    side.acknowledge(patches={40: bytes(4)})
     expect_given_up(probe, side, "Request Credits 0")
 
 
@@ -179,7 +175,7 @@ def ack_fields_out_of_bounds(probe: InitiatorProbe) -> None:
 def ack_with_small_max_message(probe: InitiatorProbe) -> None:
     """Max Message below 1024 ends the stream."""
     side = probe.before_ack()
-    side.stream.send(patched(ack_octets(side), 44, struct.pack(">I", 1023)))
+    side.acknowledge(patches={44: struct.pack(">I", 1023)})
     expect_given_up(probe, side, "Max Message 1023")
 
 
@@ -187,9 +183,7 @@ def ack_with_small_max_message(probe: InitiatorProbe) -> None:
 def ack_with_skippable_options(probe: InitiatorProbe) -> None:
     """Options from 0x8000 on in HELLO_ACK are skipped, reserved octets ignored, unknown features too."""
     side = probe.before_ack()
-    octets = patched(ack_octets(side), 54, b"\xff\xff") + option(SKIPPABLE_OPTION, b"whatever")
-    side.ack = HelloAck(side.hello.request_id, **ack_fields(side.hello))
-    side.stream.send(octets)
+    side.acknowledge(patches={54: b"\xff\xff"}, extra_options=option(SKIPPABLE_OPTION, b"whatever"))
     side.request()
 
 
@@ -197,7 +191,7 @@ def ack_with_skippable_options(probe: InitiatorProbe) -> None:
 def ack_with_unknown_option(probe: InitiatorProbe) -> None:
     """An unknown option below 0x8000 in HELLO_ACK ends the stream."""
     side = probe.before_ack()
-    side.stream.send(ack_octets(side) + option(UNKNOWN_OPTION, b"?"))
+    side.acknowledge(extra_options=option(UNKNOWN_OPTION, b"?"))
     expect_given_up(probe, side, "option 0x7001")
 
 
@@ -221,7 +215,7 @@ def rubbish_instead_of_an_ack(probe: InitiatorProbe) -> None:
 def cut_ack(probe: InitiatorProbe) -> None:
     """A HELLO_ACK that is an octet short ends the stream."""
     side = probe.before_ack()
-    side.stream.send(ack_octets(side)[:151])
+    side.stream.send(side.ack_octets()[:151])
     expect_given_up(probe, side, "151 octets")
 
 
@@ -229,7 +223,7 @@ def cut_ack(probe: InitiatorProbe) -> None:
 def ack_of_another_version(probe: InitiatorProbe) -> None:
     """A HELLO_ACK of version 2 ends the stream."""
     side = probe.before_ack()
-    side.stream.send(patched(ack_octets(side), 0, b"\x02"))
+    side.acknowledge(patches={0: b"\x02"})
     expect_given_up(probe, side, "version 2")
 
 
@@ -238,7 +232,7 @@ def second_ack(probe: InitiatorProbe) -> None:
     """A second HELLO_ACK ends the stream."""
     side = probe.before_ack()
     side.acknowledge()
-    side.stream.send(side.ack.pack())
+    side.acknowledge()
     side.stream.expect_end("a second HELLO_ACK")
 
 

@@ -408,7 +408,7 @@ def invalidating_something_else(probe: InitiatorProbe) -> None:
 @GROUP.initiator("KNR21")
 def no_read_depth(probe: InitiatorProbe) -> None:
     """A target whose ORD is 0 never reads: a store without INLINE is then a request that it must refuse."""
-    side = TargetSide(probe.stream(Startup.of_depth(16, 0))).open()
+    side = TargetSide(probe.stream(Startup.of_depth(16, 0)), probe.key).open()
     store = side.serve_until(is_not_inline)
     side.complete(store, Status.UNSUPPORTED, generation=0)
     side.goes_on()
