@@ -75,7 +75,11 @@ GOOD = (
 )
 
 
-@pytest.mark.parametrize("command", [WORKLOAD, [*WORKLOAD, "{url}"]], ids=["line by line", "for each case"])
+@pytest.mark.parametrize(
+    "command",
+    [WORKLOAD, [*WORKLOAD, "{url}"], [*WORKLOAD, "--direct", "load,alloc"]],
+    ids=["line by line", "for each case", "asking for direct modes that are not granted"],
+)
 def test_the_workload_passes(command: list[str]) -> None:
     results = run(command, GOOD)
     assert {name: result.outcome for name, result in results.items()} == dict.fromkeys(GOOD, Outcome.PASSED)

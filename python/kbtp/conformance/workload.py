@@ -36,10 +36,10 @@ class WrongOctets(Exception):
     """A load succeeded and brought something else than was stored."""
 
 
-def work(client: kbtp.Client, direct: str) -> None:
+def work(client: kbtp.Client) -> None:
     """Raises `KbtpError` or `WrongOctets` at the first thing that goes wrong."""
-    load: Mode = "direct" if "load" in direct else "request"
-    alloc: Mode = "direct" if "alloc" in direct else "request"
+    load: Mode = "direct" if client.features & kbtp.Feature.DIRECT_LOAD else "request"
+    alloc: Mode = "direct" if client.features & kbtp.Feature.DIRECT_ALLOC else "request"
     short, long = _pattern(SHORT_BYTES, 1), _pattern(LONG_BYTES, 2)
     first = client.alloc_store(short, mode=alloc)
     _compare(client, first, short, mode=load)
@@ -84,7 +84,7 @@ def _succeeds(url: str, rnic: Rnic, options: argparse.Namespace) -> bool:
             key_file=options.key_file,
             direct=options.direct,
         ) as client:
-            work(client, options.direct)
+            work(client)
     except (KbtpError, WrongOctets) as error:
         print(f"{url}: {error}", file=sys.stderr)
         return False
