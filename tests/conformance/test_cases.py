@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from kbtp.conformance.deviation import Deviation
+from kbtp.conformance.deviation import Deviation, NotApplicable
 from kbtp.conformance.initiator_side import InitiatorSide, hello_message
 from kbtp.conformance.iwarp.ddp_messages import segments_in_another_order
 from kbtp.conformance.iwarp.faults import too_long
 from kbtp.conformance.iwarp.rfc6581 import revision_2_is_understood_or_refused
 from kbtp.conformance.iwarp.security import STAGS_AT_LEAST, expect_unpredictable
 from kbtp.conformance.kbtp_cases.identity import reopen
+from kbtp.conformance.kbtp_cases.quota import whole_pool
+from kbtp.conformance.probe import Probe
 from kbtp.conformance.target_side import ack_fields
 from kbtp.conformance.tcp import Tcp
 from kbtp.types import Status
@@ -23,6 +25,8 @@ from tests.conformance.conftest import Pair
 
 class ScriptedProbe:
     """A probe for streams on which the peer has said already what it will say."""
+
+    need = staticmethod(Probe.need)
 
     def __init__(self, *sides: InitiatorSide) -> None:
         self._sides = list(sides)
@@ -97,3 +101,12 @@ def test_refused_connections_are_closed_until_one_is_accepted(pair: Callable[...
     probe: Any = ScriptedProbe(*sides)
     assert reopen(probe) is sides[2]
     assert [side.stream.tcp.socket.fileno() < 0 for side in sides] == [True, True, False]
+
+
+def test_a_pool_that_others_have_tells_nothing(pair: Callable[..., Pair]) -> None:
+    pairs = [pair() for _ in range(2)]
+    for (_, theirs), status in zip(pairs, (Status.NO_SPACE, Status.SUCCESS), strict=True):
+        theirs.send(ack(status))
+    probe: Any = ScriptedProbe(*(InitiatorSide(ours) for ours, _ in pairs))
+    with pytest.raises(NotApplicable, match="quota that nobody else has"):
+        whole_pool(probe)

@@ -212,6 +212,19 @@ def test_what_is_left_set_aside_is_granted_where_the_shared_ring_has_nothing_lef
     assert world.connect(requested_features=ALLOC | MASKED, requested_quota=2).ack.allocation_quota == 1
 
 
+def test_what_is_left_set_aside_is_granted_where_the_shared_ring_has_less_left(
+    new_world_of_any_store: Callable[..., Any],
+) -> None:
+    """One asks for 4 where 3 are left in partitions and 1 in the shared ring."""
+    world = direct_world(new_world_of_any_store, quota=4)
+    world.connect(requested_features=ALLOC | MASKED, requested_quota=1)
+    world.connect(requested_quota=3)
+    peer = world.connect(requested_features=ALLOC | MASKED, requested_quota=4)
+    assert granted(peer) & Feature.DIRECT_ALLOC
+    assert peer.ack.allocation_quota == 3
+    assert world.connect(requested_features=ALLOC | MASKED, requested_quota=4).ack.allocation_quota == 1
+
+
 def test_the_default_is_no_more_than_is_set_aside(new_world_of_any_store: Callable[..., Any]) -> None:
     """Else nobody who asks for no particular quota would get a partition."""
     world = direct_world(new_world_of_any_store, pool_blocks=12, quota=6)

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from kbtp.target.actions import Abort, Disconnect
+from kbtp.target.sequences import Sequences, Task
 from kbtp.types import Status
+from kbtp.wire import AllocStore
 
 BLOCK = 512
 OLD = b"\xaa" * BLOCK
@@ -47,6 +49,27 @@ def test_free_completes_when_the_pins_are_gone(world: Any, owner_and_reader: tup
     assert world.store.free_blocks == 4
     assert reader.status(load) is Status.SUCCESS
     assert reader.buffers[reader.next_stag] == OLD
+
+
+def test_a_fault_in_what_waited_for_a_pin_ends_its_session_and_not_the_reader_s(
+    world: Any, owner_and_reader: tuple[Any, Any, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the reader's LOAD completes the owner's FREE, and starts what the owner has asked for after it."""
+    owner, reader, load = owner_and_reader
+    owner.free(owner.handle())
+    owner.alloc_store(owner.handle(), NEW)
+    start = Sequences.start
+
+    def broken(self: Sequences, task: Task) -> None:
+        if isinstance(task.request, AllocStore):
+            raise ZeroDivisionError("a fault")
+        start(self, task)
+
+    monkeypatch.setattr(Sequences, "start", broken)
+    reader.finish()
+    assert (reader.status(load), reader.end_action) == (Status.SUCCESS, None)
+    assert isinstance(owner.end_action, Abort)
+    assert isinstance(owner.end_action.error, ZeroDivisionError)
 
 
 def test_an_entry_that_changes_between_checks_and_pin_is_checked_anew(

@@ -102,18 +102,17 @@ class Identities:
         return Admission(identity, resumed=False)
 
     def _grant_quota(self, identity: Identity, requested: int, direct_alloc: bool) -> int:
-        """Profile 8.4: all of it in a partition, else what the shared ring has left, else what partitions have."""
+        """Profile 8.4: all of it in a partition, else what the shared ring or partitions have left, what is more."""
         config, store = self._config, self._store
         if direct_alloc:
             wanted = min(requested or config.default_direct_quota, config.quota_cap)
             if store.open_partition(identity, wanted) is not None:
                 return wanted
         wanted = min(requested or config.default_quota, config.quota_cap)
-        granted = store.quotas.grant(identity, wanted)
         left = min(wanted, store.largest_partition)
-        if not granted and direct_alloc and left and store.open_partition(identity, left) is not None:
+        if direct_alloc and left > store.quotas.left and store.open_partition(identity, left) is not None:
             return left
-        return granted
+        return store.quotas.grant(identity, wanted)
 
     def ensure_partition(self, identity: Identity) -> bool:
         """Whether `identity`, new or resumed, may allocate directly: it has a partition, or has bound nothing and there

@@ -71,6 +71,10 @@ class SequencePort(Protocol):
         """The initiator broke the rules of direct modes: its stream ends."""
         ...
 
+    def fail(self, error: Exception) -> None:
+        """A fault of this side's, found where another session's events are acted on: this one's stream ends."""
+        ...
+
     def watch_free(self, block_offset: int) -> None:
         """A FREE waits for pins on this block: see that the readers drain (profile 6.1)."""
         ...
@@ -217,7 +221,10 @@ class Sequences:
         def freed(entry: Entry) -> None:
             self._port.free_done(block_offset)
             self._identities.freed(self._identity)
-            self._finish(task, Status.SUCCESS, entry)  # draft 6.4 step 4, profile 8.6
+            try:
+                self._finish(task, Status.SUCCESS, entry)  # draft 6.4 step 4, profile 8.6
+            except Exception as error:  # whoever let the last pin go must not be charged with it
+                self._port.fail(error)
 
         if not self._store.begin_free(request.handle, self._identity, freed):
             self._port.watch_free(block_offset)

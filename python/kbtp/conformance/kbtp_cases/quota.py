@@ -80,6 +80,7 @@ def whole_pool(probe: TargetProbe) -> None:
         holders.append(side)
         pool, granted, handles = ack.pool_blocks, granted + ack.allocation_quota, handles + ack.handle_count
         expect(granted <= pool, f"quotas of {pool} blocks in all (draft 3.4)", granted)
+    probe.need(bool(holders), "quota that nobody else has")
     reader = probe.before_hello()
     ack = reader.hello(requested_quota=0, requested_handles=1)
     no_handles = ack.status is Status.NO_SPACE and (granted < pool or handles >= holders[0].ack.table_handles)
