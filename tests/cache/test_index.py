@@ -337,6 +337,15 @@ def test_a_cluster_that_is_not_there_does_not_answer(open_: Callable[[str], From
     index.close()
 
 
+@pytest.mark.parametrize("open_", [open_index, FromAsyncio], ids=["threads", "asyncio"])
+@pytest.mark.parametrize("url", ["valkey://a..b", "valkey+cluster://a..b", "valkey+sentinel://a..b/index"])
+def test_an_index_whose_host_can_be_no_name_does_not_answer(url: str, open_: Callable[..., FromAsyncio]) -> None:
+    index = open_(url, 1.0)
+    with pytest.raises(IndexUnavailable):
+        index.perform(Lookup([A]))
+    index.close()
+
+
 @contextmanager
 def trickling() -> Iterator[int]:
     """The port of a server that answers octet by octet, without end."""
