@@ -20,7 +20,7 @@ import valkey
 from kbtp import limits
 from kbtp.cache import IndexUnavailable, MemoryIndex
 from kbtp.cache.announcement import Announcement
-from kbtp.cache.commands import exchange
+from kbtp.cache.commands import exchange, record_key
 from kbtp.cache.embedded import EmbeddedIndex, _free_port, _program
 from kbtp.cache.index import index_url, open_async_index, open_index
 from kbtp.cache.keys import Names
@@ -41,6 +41,7 @@ from kbtp.cache.steps import (
     Unpin,
     Withdraw,
 )
+from kbtp.cache.valkey_connections import Connection
 from kbtp.errors import ApiMisuse
 
 DEADLINE_S = 10.0
@@ -382,6 +383,54 @@ def test_an_index_that_trickles_does_not_answer_in_time(url: str, open_: Callabl
         index = open_(url.format(port), 0.5)
         with pytest.raises(IndexUnavailable, match=r"[Tt]imeout|deadline"):
             index.perform(Lookup([A]))
+        index.close()
+
+
+@contextmanager
+def waiting() -> Iterator[tuple[int, threading.Event]]:
+    """The port of a server whose record under each name is the name, and what lets it answer."""
+    let = threading.Event()
+
+    def answer(connected: socket.socket) -> None:
+        with contextlib.suppress(OSError), connected:
+            while said := connected.recv(1 << 16):
+                if b"MGET" not in said:
+                    connected.sendall(b"+OK\r\n" * said.count(b"SETINFO\r\n"))
+                    continue
+                name = said.split(b"\r\n")[-2]
+                let.wait(DEADLINE_S)
+                connected.sendall(b"*2\r\n$4\r\nlife\r\n$%d\r\n%b\r\n" % (len(name), name))
+
+    def serve(listening: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=answer, args=listening.accept()[:1], daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, args=[listening], daemon=True).start()
+        yield listening.getsockname()[1], let
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+def test_the_answer_to_a_question_that_was_interrupted_is_not_that_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the value under one key would come out under another one, its checksum right."""
+    with waiting() as (port, let):
+        index = open_index(f"valkey://127.0.0.1:{port}", DEADLINE_S)
+        let.set()
+        assert index.perform(Lookup([C])).records == [record_key(C)]
+        let.clear()
+        can_read, looks = Connection.can_read, iter([False, KeyboardInterrupt])  # once before it is asked
+
+        def interrupted(self: Connection, timeout: float = 0) -> bool:
+            if next(looks, None) is KeyboardInterrupt:
+                raise KeyboardInterrupt
+            return can_read(self, timeout)
+
+        monkeypatch.setattr(Connection, "can_read", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            index.perform(Lookup([A]))
+        threading.Timer(0.1, let.set).start()
+        assert index.perform(Lookup([B])).records == [record_key(B)]
         index.close()
 
 

@@ -96,8 +96,12 @@ class _Timely:
 
     def read_response(self, *arguments: Any, **options: Any) -> Any:
         until_s = time.perf_counter() + _SPIN_S
-        while not self.can_read(0) and time.perf_counter() < until_s:  # type: ignore[attr-defined]
-            pass
+        try:
+            while not self.can_read(0) and time.perf_counter() < until_s:  # type: ignore[attr-defined]
+                pass
+        except BaseException:  # the answer is still to come, and would be taken for that to the next question
+            self.disconnect()  # type: ignore[attr-defined]
+            raise
         return super().read_response(*arguments, **options)  # type: ignore[misc]
 
     def _connect(self) -> _Socket:
