@@ -20,6 +20,7 @@ from kbtp.cache.state import Identity, State
 from kbtp.cache.steps import (
     AllocStore,
     Announce,
+    Discard,
     Free,
     Load,
     Lookup,
@@ -394,3 +395,26 @@ def test_an_interruption_while_it_is_published_frees_the_blocks_with_the_next_pu
     cluster.put(b"key").before(Publish).interrupt()
     assert cluster.put(b"next").end() == [Outcome.STORED]
     assert cluster.used() == cluster.state.shares[1].used_blocks == 1
+
+
+def test_blocks_that_are_being_freed_when_it_is_interrupted_are_freed_by_the_next_put(cluster: Cluster) -> None:
+    """The interruption may have come before a request has left, and the session goes on."""
+    cluster.put(b"old").end()
+    cluster.index.perform(Discard([NAMES.of(b"old")]))
+    cluster.state.shares[1].drop(NAMES.of(b"old"))
+    cluster.put(b"key").before(Free).interrupt()
+    assert cluster.put(b"next", blocks=4).end() == [Outcome.STORED]
+    assert cluster.used() == cluster.state.shares[1].used_blocks == 4
+
+
+def test_blocks_that_are_stored_when_others_are_freed_and_it_is_interrupted_are_freed_too(clock: Clock) -> None:
+    cluster = Cluster(clock, ONE, OTHER)
+    [key] = keys_of(OTHER, 1)
+    cluster.put(key).end()
+    both = cluster.put(b"both", copies=2).before(AllocStore)
+    cluster.index.perform(Discard([NAMES.of(key)]))
+    cluster.state.shares[OTHER.incarnation].drop(NAMES.of(key))
+    both.before(Free).interrupt()
+    assert cluster.put(b"last", blocks=4, copies=2).end() == [Outcome.STORED]
+    assert (cluster.used(ONE), cluster.used(OTHER)) == (4, 4)
+    assert [share.used_blocks for share in cluster.state.shares.values()] == [4, 4]

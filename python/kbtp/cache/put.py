@@ -198,7 +198,11 @@ def _store(state: State, puts: Sequence[Put]) -> Plan[None]:
     for put in puts:
         if put.shares and not put.refs:
             put.item = why.get(put, UNAVAILABLE)
-    yield from free_orphans(state)
+    try:
+        yield from free_orphans(state)
+    except BaseException:
+        _give_up(puts)
+        raise
 
 
 def _look_at(put: Put, share: Share, results: Sequence[Result]) -> Item | None:

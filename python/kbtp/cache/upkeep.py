@@ -240,7 +240,12 @@ def free_orphans(state: State) -> Plan[None]:
     """FREE every block without a record. What cannot be now is found when the next session of its target begins."""
     for share in list(state.shares.values()):
         if share.orphans and share.settled:  # else they are freed by whoever settles it
-            yield from _free(share, share.take_orphans())
+            orphans, number = share.take_orphans(), share.number
+            try:
+                yield from _free(share, orphans)
+            except BaseException:
+                share.give_up(orphans, number)  # perhaps none was asked for yet; one that is free already is no trouble
+                raise
 
 
 def _free(share: Share, blocks: Sequence[BlockRef | Handle]) -> Plan[Results | None]:
