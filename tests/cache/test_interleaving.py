@@ -13,7 +13,7 @@ from kbtp.cache.announcement import Announcement
 from kbtp.cache.checksum import checksums
 from kbtp.cache.get import Get, get_many
 from kbtp.cache.keys import Names
-from kbtp.cache.lookups import Named, delete_many
+from kbtp.cache.lookups import Named, contains_many, delete_many
 from kbtp.cache.placement import placement
 from kbtp.cache.put import Put, PutOptions, put_many
 from kbtp.cache.state import Identity, State
@@ -368,6 +368,45 @@ def test_a_sweep_leaves_what_is_on_targets_that_it_does_not_see(clock: Clock) ->
     cluster.put(b"y", state=sweeper).before(Scan).end()
     assert cluster.index.perform(Lookup([NAMES.of(b"key")])).records != [None]
     assert sweeper.counters.stale_records == 0
+
+
+def test_a_sweep_leaves_what_has_another_copy(clock: Clock) -> None:
+    cluster = Cluster(clock, ONE, OTHER)
+    sweeper = State(Identity(bytes(limits.INITIATOR_ID_BYTES), NAMES.fingerprint), "lru")
+    cluster.put(b"x", state=sweeper).end()
+    cluster.put(b"key", copies=2).end()
+    for target in (ONE, OTHER):
+        kept, cluster.bound[target.incarnation] = cluster.bound[target.incarnation], {}
+        clock.now_s += limits.CACHE_SWEEP_S + 1
+        for one in (ONE, OTHER):
+            cluster.index.perform(Announce(one))
+        cluster.put(b"y", state=sweeper).before(Scan).end()
+        assert cluster.index.perform(Lookup([NAMES.of(b"key")])).records != [None]
+        cluster.bound[target.incarnation] = kept
+    assert sweeper.counters.stale_records == 0
+
+
+# --- an index that begins anew -------------------------------------------------------------------
+
+
+def test_an_index_that_begins_anew_while_it_is_told_is_told_all_again(clock: Clock) -> None:
+    cluster = Cluster(clock, ONE, OTHER)
+
+    def begin_anew() -> None:
+        cluster.index.clear()
+        for target in (ONE, OTHER):
+            cluster.index.perform(Announce(target))
+
+    keys = keys_of(ONE, 1) + keys_of(OTHER, 1)
+    cluster.put(*keys).end()
+    begin_anew()
+    announcing = cluster.put(b"new").before(Publish).take()  # of one target's
+    begin_anew()
+    named = [Named(NAMES.of(b"none"))]
+    Running(cluster, contains_many(cluster.state, named, clock()), named).end()  # sees it, and tells nothing
+    announcing.end()
+    cluster.put(b"next").end()
+    assert None not in cluster.index.perform(Lookup([NAMES.of(key) for key in keys])).records
 
 
 # --- leaks ---------------------------------------------------------------------------------------
