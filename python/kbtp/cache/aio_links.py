@@ -12,6 +12,7 @@ from kbtp.address import Address
 from kbtp.cache.announcement import Announcement
 from kbtp.cache.backoff import Backoff
 from kbtp.cache.checksum import checksums
+from kbtp.cache.links import regions_of
 from kbtp.cache.settings import CacheSettings
 from kbtp.cache.state import State
 from kbtp.cache.steps import AllocStore, Free, Load, LoadJob, Open, Session, TakeChecksums, TargetStep
@@ -168,7 +169,7 @@ class AsyncLinks:
                     raise
                 log.warning("%s has no room for this writer: its values can be read, none put there", link.url)
         self._counters.sessions[link.url] = self._counters.sessions.get(link.url, 0) + 1
-        link.regions = {key: client.register(buffer) for key, buffer in self._buffers.items()}
+        link.regions = regions_of(client.register, self._buffers)
         number = next(self._session_numbers)
         link.session = Session.of(client.terms, number, anonymous=config.initiator_id is None)
         return client

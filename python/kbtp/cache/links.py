@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, TypeVar
 
@@ -62,6 +62,43 @@ class _Threads:
             pool.shutdown()
 
 
+def regions_of(register: Callable[[object], MemoryRegion], buffers: Mapping[int, object]) -> dict[int, MemoryRegion]:
+    """Of those that a new session can have: one that was released is no reason to be without a session."""
+    regions = {}
+    for key, buffer in buffers.items():
+        try:
+            regions[key] = register(buffer)
+        except ApiMisuse as error:
+            log.warning("a buffer is not registered: %s", error)
+    return regions
+
+
+class _Begun:
+    """Calls in other threads, which may have begun though whoever wanted to hear of it was interrupted."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._called_off = False
+        self._ends: list[threading.Event] = []
+
+    def run(self, call: Callable[[], _T]) -> _T:
+        with self._lock:
+            if self._called_off:
+                raise CancelledError
+            self._ends.append(ended := threading.Event())
+        try:
+            return call()
+        finally:
+            ended.set()
+
+    def call_off(self) -> None:
+        """None begins any more, and those that have are waited for."""
+        with self._lock:
+            self._called_off = True
+        for ended in self._ends:
+            ended.wait()
+
+
 class Links:
     """All targets of one cache."""
 
@@ -106,12 +143,12 @@ class Links:
         """All targets at once, if there are several."""
         if len(jobs) <= 1:
             return {incarnation: run(incarnation, job) for incarnation, job in jobs.items()}
-        threads = self._threads.get()
-        running = {incarnation: threads.submit(run, incarnation, job) for incarnation, job in jobs.items()}
+        threads, begun = self._threads.get(), _Begun()
         try:
+            running = {number: threads.submit(begun.run, partial(run, number, job)) for number, job in jobs.items()}
             wait(running.values())
         except BaseException:  # buffers are the caller's again only when all have ended, as they do in time
-            wait(running.values())
+            begun.call_off()
             raise
         return {incarnation: future.result() for incarnation, future in running.items()}
 
@@ -225,7 +262,7 @@ class Links:
         terms = client.terms
         with self._lock:
             self._counters.sessions[link.url] = self._counters.sessions.get(link.url, 0) + 1
-            link.regions = {key: client.register(buffer) for key, buffer in self._buffers.items()}
+            link.regions = regions_of(client.register, self._buffers)
             link.session = Session.of(terms, next(self._session_numbers), anonymous=config.initiator_id is None)
         return client
 
