@@ -34,6 +34,7 @@ from kbtp.cache.steps import (
     TakeChecksums,
     Withdraw,
 )
+from kbtp.errors import ApiMisuse
 from kbtp.initiator.batches import Results
 from kbtp.initiator.operations import Result
 from kbtp.types import BlockRef, Handle, Status
@@ -457,3 +458,12 @@ def test_blocks_that_are_stored_when_others_are_freed_and_it_is_interrupted_are_
     assert cluster.put(b"last", blocks=4, copies=2).end() == [Outcome.STORED]
     assert (cluster.used(ONE), cluster.used(OTHER)) == (4, 4)
     assert [share.used_blocks for share in cluster.state.shares.values()] == [4, 4]
+
+
+def test_blocks_that_were_never_asked_for_are_room_whatever_became_of_the_others(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = Results.of([Result(Status.NO_SPACE), Result(None, error=ApiMisuse("its region is revoked"))])
+    monkeypatch.setattr(cluster, "_alloc_store", lambda *_: said)
+    assert cluster.put(b"key", blocks=2).end() == [Outcome.NO_SPACE]
+    assert cluster.state.shares[1].used_blocks == 0
