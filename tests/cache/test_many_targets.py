@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -122,6 +123,19 @@ def test_a_target_that_began_anew_is_used_anew(
     assert cache.get_into(b"key", into) == 5
     assert into == b"again"
     assert list(cache._state.shares) == [second.target.incarnation]
+
+
+def test_former_lives_of_a_target_cost_a_session_each_and_no_more(
+    open_cache: OpenCache, index: MemoryIndex, target: WatchedServer
+) -> None:
+    """Their announcements have not run out yet."""
+    about = announce(index, target)
+    for former in (1, 2):
+        index.perform(Announce(replace(about, incarnation=former)))
+    cache = open_cache(targets=None)
+    for key in KEYS[:4]:
+        assert cache.put(key, b"value") is Outcome.STORED
+    assert cache.counters.sessions == {target.url: 3}
 
 
 def test_values_of_different_targets_do_not_share_memory(open_cache: OpenCache, targets: list[WatchedServer]) -> None:

@@ -36,8 +36,8 @@ class AsyncLink:
         self.backoff = Backoff()
         self.client: AsyncClient | None = None
         self.session: Session | None = None
-        self.not_there: int | None = None
-        """An incarnation that was announced for this address, and was not what answered there."""
+        self.not_there: set[int] = set()
+        """Incarnations that were announced for this address, and were not what answered there."""
         self.regions: dict[int, MemoryRegion] = {}
 
 
@@ -61,6 +61,8 @@ class AsyncLinks:
         match step:
             case Open():
                 sessions = await asyncio.gather(*map(self._session, step.targets))
+                if None in sessions:  # see `Links.perform`
+                    sessions = [one and await self._session(at) for at, one in zip(step.targets, sessions, strict=True)]
                 return {target.incarnation: one for target, one in zip(step.targets, sessions, strict=True)}
             case Load():
                 return await _each(step.jobs, lambda _, job: self._load(job, step.checksums))
@@ -128,11 +130,11 @@ class AsyncLinks:
     async def _with(self, link: AsyncLink, target: Announcement) -> AsyncClient | None:
         """A session with this very life of the target: one with an earlier life need not have noticed its end yet."""
         client = await self._opened(link)
-        if client is not None and target.incarnation not in (client.incarnation, link.not_there):
+        if client is not None and target.incarnation not in (client.incarnation, *link.not_there):
             await client.close()
             client = await self._opened(link)
             if client is not None and client.incarnation != target.incarnation:
-                link.not_there = target.incarnation
+                link.not_there.add(target.incarnation)
         return client if client is not None and client.incarnation == target.incarnation else None
 
     async def _opened(self, link: AsyncLink) -> AsyncClient | None:

@@ -37,8 +37,8 @@ class Link:
         self.backoff = Backoff()
         self.client: Client | None = None
         self.session: Session | None = None
-        self.not_there: int | None = None
-        """An incarnation that was announced for this address, and was not what answered there."""
+        self.not_there: set[int] = set()
+        """Incarnations that were announced for this address, and were not what answered there."""
         self.regions: dict[int, MemoryRegion] = {}
 
 
@@ -120,7 +120,10 @@ class Links:
     def perform(self, step: TargetStep) -> Any:
         match step:
             case Open():
-                return {target.incarnation: self._session(target) for target in step.targets}
+                sessions = [self._session(target) for target in step.targets]
+                if None in sessions:  # to learn that a former life is not there has ended the session with this one
+                    sessions = [one and self._session(at) for at, one in zip(step.targets, sessions, strict=True)]
+                return {target.incarnation: one for target, one in zip(step.targets, sessions, strict=True)}
             case Load():
                 return self._each(step.jobs, lambda _, job: self._load(job, step.checksums))
             case TakeChecksums():
@@ -215,11 +218,11 @@ class Links:
     def _with(self, link: Link, target: Announcement) -> Client | None:
         """A session with this very life of the target: one with an earlier life need not have noticed its end yet."""
         client = self._opened(link)
-        if client is not None and target.incarnation not in (client.incarnation, link.not_there):
+        if client is not None and target.incarnation not in (client.incarnation, *link.not_there):
             client.close()
             client = self._opened(link)
             if client is not None and client.incarnation != target.incarnation:
-                link.not_there = target.incarnation
+                link.not_there.add(target.incarnation)
         return client if client is not None and client.incarnation == target.incarnation else None
 
     def _opened(self, link: Link) -> Client | None:
