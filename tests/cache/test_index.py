@@ -397,7 +397,7 @@ def waiting() -> Iterator[tuple[int, threading.Event]]:
                 if b"MGET" not in said:
                     connected.sendall(b"+OK\r\n" * said.count(b"SETINFO\r\n"))
                     continue
-                name = said.split(b"\r\n")[-2]
+                name = next(part for part in said.split(b"\r\n") if part.startswith(b"kbtp:r:"))
                 let.wait(DEADLINE_S)
                 connected.sendall(b"*2\r\n$4\r\nlife\r\n$%d\r\n%b\r\n" % (len(name), name))
 
@@ -412,23 +412,27 @@ def waiting() -> Iterator[tuple[int, threading.Event]]:
         listening.shutdown(socket.SHUT_RDWR)
 
 
-def test_the_answer_to_a_question_that_was_interrupted_is_not_that_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("where", "calls"), [("can_read", 1), ("read_response", 0)])
+@pytest.mark.parametrize("touched", [{}, {OWNER: [A]}], ids=["one command", "several"])
+def test_the_answer_to_a_question_that_was_interrupted_is_not_that_to_the_next(
+    monkeypatch: pytest.MonkeyPatch, where: str, calls: int, touched: dict[bytes, list[bytes]]
+) -> None:
     """Else the value under one key would come out under another one, its checksum right."""
     with waiting() as (port, let):
         index = open_index(f"valkey://127.0.0.1:{port}", DEADLINE_S)
         let.set()
         assert index.perform(Lookup([C])).records == [record_key(C)]
         let.clear()
-        can_read, looks = Connection.can_read, iter([False, KeyboardInterrupt])  # once before it is asked
+        call, left = getattr(Connection, where), iter([False] * calls + [True])  # those before it is asked
 
-        def interrupted(self: Connection, timeout: float = 0) -> bool:
-            if next(looks, None) is KeyboardInterrupt:
+        def interrupted(*arguments: Any, **options: Any) -> Any:
+            if next(left, False):
                 raise KeyboardInterrupt
-            return can_read(self, timeout)
+            return call(*arguments, **options)
 
-        monkeypatch.setattr(Connection, "can_read", interrupted)
+        monkeypatch.setattr(Connection, where, interrupted)
         with pytest.raises(KeyboardInterrupt):
-            index.perform(Lookup([A]))
+            index.perform(Lookup([A], touched))
         threading.Timer(0.1, let.set).start()
         assert index.perform(Lookup([B])).records == [record_key(B)]
         index.close()
