@@ -40,6 +40,7 @@ def test_what_an_address_may_look_like(url: str, address: Address) -> None:
         ("kbtp://host:port", "not a KBTP URL"),
         ("kbtp://host:65536", "not a KBTP URL"),
         ("kbtp://[::1", "not a KBTP URL"),
+        ("kbtp://\ud800", "not a KBTP URL"),
         ("kbtp://host/blocks", "more than a host and a port"),
         ("kbtp://host?quota=3", "more than a host and a port"),
         ("kbtp://host#part", "more than a host and a port"),

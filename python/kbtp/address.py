@@ -27,6 +27,7 @@ class Address:
         """Raises `ApiMisuse` saying what a KBTP URL looks like."""
         expected = f"expected {SCHEME}://HOST[:PORT], such as {SCHEME}://127.0.0.1 or {SCHEME}://[::1]:{DEFAULT_PORT}"
         try:
+            url.encode()  # a surrogate is no character, and no name that can be looked up has one
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
         except ValueError as error:

@@ -34,6 +34,13 @@ def test_a_value_of_any_length_comes_back(cache: Cache, target: WatchedServer, l
     assert target.used_blocks == -(-length // BLOCK_BYTES)
 
 
+def test_a_buffer_that_was_released_is_its_own_item_s_trouble(cache: Cache) -> None:
+    buffer = memoryview(bytearray(5))
+    buffer.release()
+    assert outcomes(cache.put_many([b"a", b"b"], [b"value", buffer])) == [Outcome.STORED, Outcome.INVALID]
+    assert outcomes(cache.get_many_into([b"a", b"a"], [bytearray(5), buffer])) == [Outcome.HIT, Outcome.INVALID]
+
+
 KEYS = [b"\x00", b"/", b"../", b"@", b"\xff\xfe", b"a", b"a\x00", bytes(65536), bytes(65535) + b"\x01"]
 
 

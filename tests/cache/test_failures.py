@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable
 from concurrent import futures
 from concurrent.futures import Future
@@ -14,7 +15,7 @@ from kbtp.address import Address
 from kbtp.cache import Cache, IndexUnavailable, MemoryIndex, Outcome
 from kbtp.cache.steps import AllocStore, IndexStep, Lookup, Publish, Remove, Step
 
-from .conftest import BLOCK_BYTES, Clock, WatchedServer
+from .conftest import BLOCK_BYTES, DEADLINE_S, Clock, WatchedServer
 
 OpenCache = Callable[..., Cache]
 
@@ -164,6 +165,34 @@ def test_blocks_of_a_put_that_is_interrupted_at_several_targets_are_found(
     assert cache.put(b"next", bytes(3 * BLOCK_BYTES)) is Outcome.STORED
     assert [target.used_blocks for target in targets] == [4, 4]
     assert cache.contains(b"kept")
+
+
+def test_a_call_that_is_interrupted_while_it_begins_ends_when_what_has_begun_has_ended(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Buffers are the caller's again from then on."""
+    pool, has_begun, interrupted = cache._links._threads.get(), threading.Event(), threading.Event()
+    begun: list[int] = []
+    ended: list[int] = []
+    submit = pool.submit
+
+    def begin(*call: Any) -> Future[Any]:
+        submit(*call)
+        assert has_begun.wait(DEADLINE_S)
+        interrupted.set()
+        raise KeyboardInterrupt  # a thread has begun, and nobody is told so
+
+    def run(number: int, _: None) -> None:
+        begun.append(number)
+        has_begun.set()
+        interrupted.wait(DEADLINE_S)
+        sum(range(1_000_000))
+        ended.append(number)
+
+    monkeypatch.setattr(pool, "submit", begin)
+    with pytest.raises(KeyboardInterrupt):
+        cache._links._each({1: None, 2: None}, run)
+    assert ended == begun == [1]
 
 
 def test_records_of_writers_that_have_gone_are_swept(

@@ -20,7 +20,7 @@ import valkey
 from kbtp import limits
 from kbtp.cache import IndexUnavailable, MemoryIndex
 from kbtp.cache.announcement import Announcement
-from kbtp.cache.commands import exchange
+from kbtp.cache.commands import exchange, record_key
 from kbtp.cache.embedded import EmbeddedIndex, _free_port, _program
 from kbtp.cache.index import index_url, open_async_index, open_index
 from kbtp.cache.keys import Names
@@ -41,6 +41,7 @@ from kbtp.cache.steps import (
     Unpin,
     Withdraw,
 )
+from kbtp.cache.valkey_connections import Connection
 from kbtp.errors import ApiMisuse
 
 DEADLINE_S = 10.0
@@ -337,6 +338,15 @@ def test_a_cluster_that_is_not_there_does_not_answer(open_: Callable[[str], From
     index.close()
 
 
+@pytest.mark.parametrize("open_", [open_index, FromAsyncio], ids=["threads", "asyncio"])
+@pytest.mark.parametrize("url", ["valkey://a..b", "valkey+cluster://a..b", "valkey+sentinel://a..b/index"])
+def test_an_index_whose_host_can_be_no_name_does_not_answer(url: str, open_: Callable[..., FromAsyncio]) -> None:
+    index = open_(url, 1.0)
+    with pytest.raises(IndexUnavailable):
+        index.perform(Lookup([A]))
+    index.close()
+
+
 @contextmanager
 def trickling() -> Iterator[int]:
     """The port of a server that answers octet by octet, without end."""
@@ -373,6 +383,58 @@ def test_an_index_that_trickles_does_not_answer_in_time(url: str, open_: Callabl
         index = open_(url.format(port), 0.5)
         with pytest.raises(IndexUnavailable, match=r"[Tt]imeout|deadline"):
             index.perform(Lookup([A]))
+        index.close()
+
+
+@contextmanager
+def waiting() -> Iterator[tuple[int, threading.Event]]:
+    """The port of a server whose record under each name is the name, and what lets it answer."""
+    let = threading.Event()
+
+    def answer(connected: socket.socket) -> None:
+        with contextlib.suppress(OSError), connected:
+            while said := connected.recv(1 << 16):
+                if b"MGET" not in said:
+                    connected.sendall(b"+OK\r\n" * said.count(b"SETINFO\r\n"))
+                    continue
+                name = next(part for part in said.split(b"\r\n") if part.startswith(b"kbtp:r:"))
+                let.wait(DEADLINE_S)
+                connected.sendall(b"*2\r\n$4\r\nlife\r\n$%d\r\n%b\r\n" % (len(name), name))
+
+    def serve(listening: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=answer, args=listening.accept()[:1], daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, args=[listening], daemon=True).start()
+        yield listening.getsockname()[1], let
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize(("where", "calls"), [("can_read", 1), ("read_response", 0)])
+@pytest.mark.parametrize("touched", [{}, {OWNER: [A]}], ids=["one command", "several"])
+def test_the_answer_to_a_question_that_was_interrupted_is_not_that_to_the_next(
+    monkeypatch: pytest.MonkeyPatch, where: str, calls: int, touched: dict[bytes, list[bytes]]
+) -> None:
+    """Else the value under one key would come out under another one, its checksum right."""
+    with waiting() as (port, let):
+        index = open_index(f"valkey://127.0.0.1:{port}", DEADLINE_S)
+        let.set()
+        assert index.perform(Lookup([C])).records == [record_key(C)]
+        let.clear()
+        call, left = getattr(Connection, where), iter([False] * calls + [True])  # those before it is asked
+
+        def interrupted(*arguments: Any, **options: Any) -> Any:
+            if next(left, False):
+                raise KeyboardInterrupt
+            return call(*arguments, **options)
+
+        monkeypatch.setattr(Connection, where, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            index.perform(Lookup([A], touched))
+        threading.Timer(0.1, let.set).start()
+        assert index.perform(Lookup([B])).records == [record_key(B)]
         index.close()
 
 

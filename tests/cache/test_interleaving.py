@@ -13,13 +13,14 @@ from kbtp.cache.announcement import Announcement
 from kbtp.cache.checksum import checksums
 from kbtp.cache.get import Get, get_many
 from kbtp.cache.keys import Names
-from kbtp.cache.lookups import Named, delete_many
+from kbtp.cache.lookups import Named, contains_many, delete_many
 from kbtp.cache.placement import placement
 from kbtp.cache.put import Put, PutOptions, put_many
 from kbtp.cache.state import Identity, State
 from kbtp.cache.steps import (
     AllocStore,
     Announce,
+    Discard,
     Free,
     Load,
     Lookup,
@@ -33,6 +34,7 @@ from kbtp.cache.steps import (
     TakeChecksums,
     Withdraw,
 )
+from kbtp.errors import ApiMisuse
 from kbtp.initiator.batches import Results
 from kbtp.initiator.operations import Result
 from kbtp.types import BlockRef, Handle, Status
@@ -369,6 +371,45 @@ def test_a_sweep_leaves_what_is_on_targets_that_it_does_not_see(clock: Clock) ->
     assert sweeper.counters.stale_records == 0
 
 
+def test_a_sweep_leaves_what_has_another_copy(clock: Clock) -> None:
+    cluster = Cluster(clock, ONE, OTHER)
+    sweeper = State(Identity(bytes(limits.INITIATOR_ID_BYTES), NAMES.fingerprint), "lru")
+    cluster.put(b"x", state=sweeper).end()
+    cluster.put(b"key", copies=2).end()
+    for target in (ONE, OTHER):
+        kept, cluster.bound[target.incarnation] = cluster.bound[target.incarnation], {}
+        clock.now_s += limits.CACHE_SWEEP_S + 1
+        for one in (ONE, OTHER):
+            cluster.index.perform(Announce(one))
+        cluster.put(b"y", state=sweeper).before(Scan).end()
+        assert cluster.index.perform(Lookup([NAMES.of(b"key")])).records != [None]
+        cluster.bound[target.incarnation] = kept
+    assert sweeper.counters.stale_records == 0
+
+
+# --- an index that begins anew -------------------------------------------------------------------
+
+
+def test_an_index_that_begins_anew_while_it_is_told_is_told_all_again(clock: Clock) -> None:
+    cluster = Cluster(clock, ONE, OTHER)
+
+    def begin_anew() -> None:
+        cluster.index.clear()
+        for target in (ONE, OTHER):
+            cluster.index.perform(Announce(target))
+
+    keys = keys_of(ONE, 1) + keys_of(OTHER, 1)
+    cluster.put(*keys).end()
+    begin_anew()
+    announcing = cluster.put(b"new").before(Publish).take()  # of one target's
+    begin_anew()
+    named = [Named(NAMES.of(b"none"))]
+    Running(cluster, contains_many(cluster.state, named, clock()), named).end()  # sees it, and tells nothing
+    announcing.end()
+    cluster.put(b"next").end()
+    assert None not in cluster.index.perform(Lookup([NAMES.of(key) for key in keys])).records
+
+
 # --- leaks ---------------------------------------------------------------------------------------
 
 
@@ -394,3 +435,35 @@ def test_an_interruption_while_it_is_published_frees_the_blocks_with_the_next_pu
     cluster.put(b"key").before(Publish).interrupt()
     assert cluster.put(b"next").end() == [Outcome.STORED]
     assert cluster.used() == cluster.state.shares[1].used_blocks == 1
+
+
+def test_blocks_that_are_being_freed_when_it_is_interrupted_are_freed_by_the_next_put(cluster: Cluster) -> None:
+    """The interruption may have come before a request has left, and the session goes on."""
+    cluster.put(b"old").end()
+    cluster.index.perform(Discard([NAMES.of(b"old")]))
+    cluster.state.shares[1].drop(NAMES.of(b"old"))
+    cluster.put(b"key").before(Free).interrupt()
+    assert cluster.put(b"next", blocks=4).end() == [Outcome.STORED]
+    assert cluster.used() == cluster.state.shares[1].used_blocks == 4
+
+
+def test_blocks_that_are_stored_when_others_are_freed_and_it_is_interrupted_are_freed_too(clock: Clock) -> None:
+    cluster = Cluster(clock, ONE, OTHER)
+    [key] = keys_of(OTHER, 1)
+    cluster.put(key).end()
+    both = cluster.put(b"both", copies=2).before(AllocStore)
+    cluster.index.perform(Discard([NAMES.of(key)]))
+    cluster.state.shares[OTHER.incarnation].drop(NAMES.of(key))
+    both.before(Free).interrupt()
+    assert cluster.put(b"last", blocks=4, copies=2).end() == [Outcome.STORED]
+    assert (cluster.used(ONE), cluster.used(OTHER)) == (4, 4)
+    assert [share.used_blocks for share in cluster.state.shares.values()] == [4, 4]
+
+
+def test_blocks_that_were_never_asked_for_are_room_whatever_became_of_the_others(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = Results.of([Result(Status.NO_SPACE), Result(None, error=ApiMisuse("its region is revoked"))])
+    monkeypatch.setattr(cluster, "_alloc_store", lambda *_: said)
+    assert cluster.put(b"key", blocks=2).end() == [Outcome.NO_SPACE]
+    assert cluster.state.shares[1].used_blocks == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,10 +48,18 @@ def test_any_buffer_of_the_same_octets_is_the_same_key() -> None:
         (bytes(65537), "key of 65537 octets"),
         ("text", "encode text first"),
         (7, "got int"),
+        (np.array([1], "M8[s]"), "cannot be had"),
     ],
 )
 def test_what_is_no_key_is_refused(key: object, why: str) -> None:
     with pytest.raises(ApiMisuse, match=why):
+        Names().of(key)
+
+
+def test_a_key_that_was_released_is_refused() -> None:
+    key = memoryview(b"key")
+    key.release()
+    with pytest.raises(ApiMisuse, match="released"):
         Names().of(key)
 
 

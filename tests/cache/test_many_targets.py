@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -122,3 +123,28 @@ def test_a_target_that_began_anew_is_used_anew(
     assert cache.get_into(b"key", into) == 5
     assert into == b"again"
     assert list(cache._state.shares) == [second.target.incarnation]
+
+
+def test_former_lives_of_a_target_cost_a_session_each_and_no_more(
+    open_cache: OpenCache, index: MemoryIndex, target: WatchedServer
+) -> None:
+    """Their announcements have not run out yet."""
+    about = announce(index, target)
+    for former in (1, 2):
+        index.perform(Announce(replace(about, incarnation=former)))
+    cache = open_cache(targets=None)
+    for key in KEYS[:4]:
+        assert cache.put(key, b"value") is Outcome.STORED
+    assert cache.counters.sessions == {target.url: 3}
+
+
+def test_values_of_different_targets_do_not_share_memory(open_cache: OpenCache, targets: list[WatchedServer]) -> None:
+    """Each target moves its own as it should; what is in the buffer then is not what both were told."""
+    cache = open_cache(targets=None)
+    cache.put_many(KEYS, VALUES)
+    memory = memoryview(bytearray(2 * BLOCK_BYTES))
+    into = [memory[place * 64 : place * 64 + BLOCK_BYTES] for place in range(40)]
+    items = cache.get_many_into(KEYS, into)
+    assert [item.outcome for item in items] == [Outcome.HIT] + [Outcome.INVALID] * 39
+    assert into[0] == VALUES[0]
+    assert cache.counters.corrupt_values == 0

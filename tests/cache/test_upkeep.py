@@ -176,6 +176,13 @@ def test_to_revoke_twice_revokes_nobody_else_s_buffer(cache: Cache) -> None:
     assert len(link.regions) == len(cache._links._buffers) == 1
 
 
+def test_a_buffer_that_was_released_is_no_reason_to_be_without_a_session(cache: Cache) -> None:
+    buffer = memoryview(bytearray(BLOCK_BYTES))
+    cache.register(buffer)  # there is no session yet that holds it
+    buffer.release()
+    assert cache.put(b"key", b"value") is Outcome.STORED
+
+
 def test_copies_are_cut_alike(open_cache: OpenCache, serve: Callable[..., WatchedServer]) -> None:
     """Of targets with blocks of different sizes only those like the first one get copies."""
     targets = [serve(quota=16, block_size_bytes=size * BLOCK_BYTES) for size in (1, 1, 2)]

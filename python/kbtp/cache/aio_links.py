@@ -12,6 +12,7 @@ from kbtp.address import Address
 from kbtp.cache.announcement import Announcement
 from kbtp.cache.backoff import Backoff
 from kbtp.cache.checksum import checksums
+from kbtp.cache.links import regions_of
 from kbtp.cache.settings import CacheSettings
 from kbtp.cache.state import State
 from kbtp.cache.steps import AllocStore, Free, Load, LoadJob, Open, Session, TakeChecksums, TargetStep
@@ -35,8 +36,8 @@ class AsyncLink:
         self.backoff = Backoff()
         self.client: AsyncClient | None = None
         self.session: Session | None = None
-        self.not_there: int | None = None
-        """An incarnation that was announced for this address, and was not what answered there."""
+        self.not_there: set[int] = set()
+        """Incarnations that were announced for this address, and were not what answered there."""
         self.regions: dict[int, MemoryRegion] = {}
 
 
@@ -60,6 +61,8 @@ class AsyncLinks:
         match step:
             case Open():
                 sessions = await asyncio.gather(*map(self._session, step.targets))
+                if None in sessions:  # see `Links.perform`
+                    sessions = [one and await self._session(at) for at, one in zip(step.targets, sessions, strict=True)]
                 return {target.incarnation: one for target, one in zip(step.targets, sessions, strict=True)}
             case Load():
                 return await _each(step.jobs, lambda _, job: self._load(job, step.checksums))
@@ -127,11 +130,11 @@ class AsyncLinks:
     async def _with(self, link: AsyncLink, target: Announcement) -> AsyncClient | None:
         """A session with this very life of the target: one with an earlier life need not have noticed its end yet."""
         client = await self._opened(link)
-        if client is not None and target.incarnation not in (client.incarnation, link.not_there):
+        if client is not None and target.incarnation not in (client.incarnation, *link.not_there):
             await client.close()
             client = await self._opened(link)
             if client is not None and client.incarnation != target.incarnation:
-                link.not_there = target.incarnation
+                link.not_there.add(target.incarnation)
         return client if client is not None and client.incarnation == target.incarnation else None
 
     async def _opened(self, link: AsyncLink) -> AsyncClient | None:
@@ -168,7 +171,7 @@ class AsyncLinks:
                     raise
                 log.warning("%s has no room for this writer: its values can be read, none put there", link.url)
         self._counters.sessions[link.url] = self._counters.sessions.get(link.url, 0) + 1
-        link.regions = {key: client.register(buffer) for key, buffer in self._buffers.items()}
+        link.regions = regions_of(client.register, self._buffers)
         number = next(self._session_numbers)
         link.session = Session.of(client.terms, number, anonymous=config.initiator_id is None)
         return client

@@ -14,8 +14,10 @@ from kbtp.cache.steps import IndexUnavailable, ListTargets, Load, LoadJob, Plan,
 from kbtp.cache.upkeep import announce_again
 from kbtp.errors import ApiMisuse
 from kbtp.initiator.batches import Results
+from kbtp.initiator.destinations import Destinations
 from kbtp.initiator.operations import Result
 from kbtp.types import Status
+from kbtp.verbs.buffers import buffer_of
 
 STALE = frozenset((Status.NOT_BOUND, Status.GENERATION_MISMATCH, Status.HANDLE_OUT_OF_RANGE, Status.LENGTH_ERROR))
 
@@ -82,6 +84,7 @@ def _look_up(state: State, gets: Sequence[Get], now_s: float) -> Plan[None]:
         state.index_failed(error)
     for get in gets:
         _prepare(state, get)
+    _refuse_overlaps([get for get in gets if get.item is None])
 
 
 def _unknown(state: State, gets: Iterable[Get]) -> bool:
@@ -107,6 +110,21 @@ def _prepare(state: State, get: Get) -> None:
         get.copies = [(seen, copy) for copy in record.copies if (seen := state.targets.get(copy.incarnation))]
         if not get.copies:
             get.item = MISS
+
+
+def _refuse_overlaps(gets: Sequence[Get]) -> None:
+    """A session sees its own loads alone: of two targets, or of a copy that is tried later, each would say that what it
+    moved is right."""
+    if len({copy.incarnation for get in gets for _, copy in get.copies}) <= 1:
+        return
+    held = Destinations()
+    for get in gets:
+        assert get.record is not None
+        start = buffer_of(get.view).address
+        try:
+            held.claim(get, start, start + get.record.length_bytes)
+        except ApiMisuse as error:
+            get.item = Item(Outcome.INVALID, error=error)
 
 
 def _load(state: State, gets: Sequence[Get], verify: bool) -> Plan[None]:

@@ -34,6 +34,8 @@ class Names:
             octets = memoryview(key).cast("B")  # type: ignore[arg-type]
         except TypeError:
             raise ApiMisuse(f"a key is octets (bytes); got {type(key).__name__}: encode text first") from None
+        except (ValueError, BufferError) as error:  # released, or of a type that the buffer protocol has no letter for
+            raise ApiMisuse(f"a key is octets (bytes); a {type(key).__name__} cannot be had: {error}") from None
         if not 1 <= octets.nbytes <= CACHE_KEY_MAX_BYTES:
             raise ApiMisuse(f"key of {octets.nbytes} octets: 1 to {CACHE_KEY_MAX_BYTES} are possible")
         hashed = self._hash.copy()

@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, TypeVar
 
@@ -37,8 +37,8 @@ class Link:
         self.backoff = Backoff()
         self.client: Client | None = None
         self.session: Session | None = None
-        self.not_there: int | None = None
-        """An incarnation that was announced for this address, and was not what answered there."""
+        self.not_there: set[int] = set()
+        """Incarnations that were announced for this address, and were not what answered there."""
         self.regions: dict[int, MemoryRegion] = {}
 
 
@@ -62,6 +62,43 @@ class _Threads:
             pool.shutdown()
 
 
+def regions_of(register: Callable[[object], MemoryRegion], buffers: Mapping[int, object]) -> dict[int, MemoryRegion]:
+    """Of those that a new session can have: one that was released is no reason to be without a session."""
+    regions = {}
+    for key, buffer in buffers.items():
+        try:
+            regions[key] = register(buffer)
+        except ApiMisuse as error:
+            log.warning("a buffer is not registered: %s", error)
+    return regions
+
+
+class _Begun:
+    """Calls in other threads, which may have begun though whoever wanted to hear of it was interrupted."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._called_off = False
+        self._ends: list[threading.Event] = []
+
+    def run(self, call: Callable[[], _T]) -> _T:
+        with self._lock:
+            if self._called_off:
+                raise CancelledError
+            self._ends.append(ended := threading.Event())
+        try:
+            return call()
+        finally:
+            ended.set()
+
+    def call_off(self) -> None:
+        """None begins any more, and those that have are waited for."""
+        with self._lock:
+            self._called_off = True
+        for ended in self._ends:
+            ended.wait()
+
+
 class Links:
     """All targets of one cache."""
 
@@ -83,7 +120,10 @@ class Links:
     def perform(self, step: TargetStep) -> Any:
         match step:
             case Open():
-                return {target.incarnation: self._session(target) for target in step.targets}
+                sessions = [self._session(target) for target in step.targets]
+                if None in sessions:  # to learn that a former life is not there has ended the session with this one
+                    sessions = [one and self._session(at) for at, one in zip(step.targets, sessions, strict=True)]
+                return {target.incarnation: one for target, one in zip(step.targets, sessions, strict=True)}
             case Load():
                 return self._each(step.jobs, lambda _, job: self._load(job, step.checksums))
             case TakeChecksums():
@@ -106,12 +146,12 @@ class Links:
         """All targets at once, if there are several."""
         if len(jobs) <= 1:
             return {incarnation: run(incarnation, job) for incarnation, job in jobs.items()}
-        threads = self._threads.get()
-        running = {incarnation: threads.submit(run, incarnation, job) for incarnation, job in jobs.items()}
+        threads, begun = self._threads.get(), _Begun()
         try:
+            running = {number: threads.submit(begun.run, partial(run, number, job)) for number, job in jobs.items()}
             wait(running.values())
         except BaseException:  # buffers are the caller's again only when all have ended, as they do in time
-            wait(running.values())
+            begun.call_off()
             raise
         return {incarnation: future.result() for incarnation, future in running.items()}
 
@@ -178,11 +218,11 @@ class Links:
     def _with(self, link: Link, target: Announcement) -> Client | None:
         """A session with this very life of the target: one with an earlier life need not have noticed its end yet."""
         client = self._opened(link)
-        if client is not None and target.incarnation not in (client.incarnation, link.not_there):
+        if client is not None and target.incarnation not in (client.incarnation, *link.not_there):
             client.close()
             client = self._opened(link)
             if client is not None and client.incarnation != target.incarnation:
-                link.not_there = target.incarnation
+                link.not_there.add(target.incarnation)
         return client if client is not None and client.incarnation == target.incarnation else None
 
     def _opened(self, link: Link) -> Client | None:
@@ -225,7 +265,7 @@ class Links:
         terms = client.terms
         with self._lock:
             self._counters.sessions[link.url] = self._counters.sessions.get(link.url, 0) + 1
-            link.regions = {key: client.register(buffer) for key, buffer in self._buffers.items()}
+            link.regions = regions_of(client.register, self._buffers)
             link.session = Session.of(terms, next(self._session_numbers), anonymous=config.initiator_id is None)
         return client
 

@@ -198,7 +198,11 @@ def _store(state: State, puts: Sequence[Put]) -> Plan[None]:
     for put in puts:
         if put.shares and not put.refs:
             put.item = why.get(put, UNAVAILABLE)
-    yield from free_orphans(state)
+    try:
+        yield from free_orphans(state)
+    except BaseException:
+        _give_up(puts)
+        raise
 
 
 def _look_at(put: Put, share: Share, results: Sequence[Result]) -> Item | None:
@@ -209,10 +213,11 @@ def _look_at(put: Put, share: Share, results: Sequence[Result]) -> Item | None:
         put.refs[share] = refs
         return None
     share.give_up(refs, number)
-    share.release(sum(1 for result in results if result.status not in (Status.SUCCESS, None)), number)
+    # What was refused, or never sent; of what was lost with the session nothing is known.
+    unbound = [one for one in results if one.status not in (Status.SUCCESS, None) or isinstance(one.error, ApiMisuse)]
+    share.release(len(unbound), number)
     failed = next(result for result in results if not result.ok)
     if isinstance(failed.error, ApiMisuse):
-        share.release(sum(1 for result in results if isinstance(result.error, ApiMisuse)), number)
         return Item(Outcome.INVALID, error=failed.error)
     return NO_SPACE if failed.status is Status.NO_SPACE else None
 

@@ -46,13 +46,13 @@ def checked_s(what: str, seconds: float) -> float:
 
 def octets_of(buffer: object) -> memoryview:
     """The octets of a buffer, in place; also of one that has none. Raises `ApiMisuse`."""
-    if type(buffer) is memoryview and buffer.format == "B" and buffer.ndim == 1 and buffer.c_contiguous:
-        return buffer  # what many have at hand, and nothing to find out about
     try:
+        if type(buffer) is memoryview and buffer.format == "B" and buffer.ndim == 1 and buffer.c_contiguous:
+            return buffer  # what many have at hand, and nothing to find out about
         if memoryview(buffer).nbytes == 0:  # type: ignore[arg-type]
             return _EMPTY
     except (TypeError, ValueError, BufferError):
-        pass  # DLPack, or what `buffer_of` has something to say about
+        pass  # DLPack, released, or what else `buffer_of` has something to say about
     return buffer_of(buffer).view
 
 

@@ -173,20 +173,21 @@ def sweep(state: State) -> Plan[None]:
     A get would remove them too, but nobody need ever ask for them. The next sweep goes on where this one ends.
     """
     state.sweep_cursor, entries = yield Scan(state.identity.fingerprint, state.sweep_cursor)
-    stale: list[Entry] = []
     by_target: dict[Announcement, list[tuple[Entry, Copy]]] = {}
     for entry in entries:
         record = state.parsed(entry[1])
         if record is None or not record.copies or record.owner == state.owner:
             continue
         # One on targets that this process does not see may be of use to those that do.
-        there = [(seen, copy) for copy in record.copies if (seen := state.targets.get(copy.incarnation))]
-        if there:
-            target, copy = there[0]
-            by_target.setdefault(target, []).append((entry, copy))
+        for copy in record.copies:
+            if target := state.targets.get(copy.incarnation):
+                by_target.setdefault(target, []).append((entry, copy))
+    found: dict[Entry, list[bool | None]] = {}
     for target, asked in by_target.items():
         bound = yield from _bound(target, [copy.refs for _, copy in asked])
-        stale += [entry for (entry, _), is_bound in zip(asked, bound, strict=True) if is_bound is False]
+        for (entry, _), is_bound in zip(asked, bound, strict=True):
+            found.setdefault(entry, []).append(is_bound)
+    stale = [entry for entry, copies in found.items() if all(is_bound is False for is_bound in copies)]
     state.counters.stale_records += len(stale)
     yield Remove(stale)
 
@@ -240,7 +241,12 @@ def free_orphans(state: State) -> Plan[None]:
     """FREE every block without a record. What cannot be now is found when the next session of its target begins."""
     for share in list(state.shares.values()):
         if share.orphans and share.settled:  # else they are freed by whoever settles it
-            yield from _free(share, share.take_orphans())
+            orphans, number = share.take_orphans(), share.number
+            try:
+                yield from _free(share, orphans)
+            except BaseException:
+                share.give_up(orphans, number)  # perhaps none was asked for yet; one that is free already is no trouble
+                raise
 
 
 def _free(share: Share, blocks: Sequence[BlockRef | Handle]) -> Plan[Results | None]:
@@ -255,6 +261,15 @@ def _free(share: Share, blocks: Sequence[BlockRef | Handle]) -> Plan[Results | N
 
 def announce_again(state: State, now_s: float) -> Plan[None]:
     """Publish what we hold to an index that began anew; what another writer has put there meanwhile is given up."""
+    state.must_announce = False  # now: one that begins anew once more meanwhile is told all of it again
+    try:
+        yield from _announce(state, now_s)
+    except BaseException:
+        state.must_announce = True
+        raise
+
+
+def _announce(state: State, now_s: float) -> Plan[None]:
     for share in list(state.shares.values()):
         entries = iter(share.entries())
         while some := list(islice(entries, limits.CACHE_LOOKUP_MAX_NAMES)):
@@ -265,7 +280,6 @@ def announce_again(state: State, now_s: float) -> Plan[None]:
                         state.counters.announced_again += 1
                     else:
                         state.lost(name, record)
-    state.must_announce = False
 
 
 def _by_ttl(entries: Sequence[tuple[bytes, Held]], now_s: float) -> dict[int | None, list[Entry]]:

@@ -7,6 +7,7 @@ import os
 import ssl
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import valkey
@@ -90,15 +91,44 @@ _SPIN_S = _spin_s()
 
 
 class _Timely:
-    """Looks for an answer for a while before it sleeps, as an RNIC does: that halves a round trip."""
+    """Looks for an answer for a while before it sleeps, as an RNIC does: that halves a round trip.
+
+    Whoever is interrupted gives it back to its pool with answers that are still to come: none of them is that to the
+    question of who takes it next.
+    """
 
     socket_connect_timeout: float | None
+    _owed = 0
+
+    def connect(self) -> None:
+        """Also done whenever it is taken out of its pool."""
+        if self._owed:
+            self.disconnect()
+        super().connect()  # type: ignore[misc]
+
+    def disconnect(self, *arguments: Any) -> None:
+        self._owed = 0
+        super().disconnect(*arguments)  # type: ignore[misc]
+
+    def send_command(self, *arguments: Any, **options: Any) -> None:
+        self._owed += 1
+        super().send_command(*arguments, **options)  # type: ignore[misc]
+
+    def pack_commands(self, commands: Sequence[Any]) -> Any:
+        self._owed += len(commands)
+        return super().pack_commands(commands)  # type: ignore[misc]
 
     def read_response(self, *arguments: Any, **options: Any) -> Any:
         until_s = time.perf_counter() + _SPIN_S
         while not self.can_read(0) and time.perf_counter() < until_s:  # type: ignore[attr-defined]
             pass
-        return super().read_response(*arguments, **options)  # type: ignore[misc]
+        try:
+            response = super().read_response(*arguments, **options)  # type: ignore[misc]
+        except valkey.ResponseError:  # an answer too
+            self._owed = max(0, self._owed - 1)
+            raise
+        self._owed = max(0, self._owed - 1)  # which is 0 if sending has connected it anew
+        return response
 
     def _connect(self) -> _Socket:
         wanted_s = self.socket_connect_timeout

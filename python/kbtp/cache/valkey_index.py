@@ -37,7 +37,8 @@ _SENTINEL_PORT = 26379
 _SCHEMES = ("valkey", "valkeys", "redis", "rediss", "unix")
 # What a pipeline of the cluster client refuses, or sends to one node only: these go by themselves.
 _ALONE_IN_CLUSTER = frozenset(("MGET", "SCAN"))
-_FAILURES = (valkey.ValkeyError, valkey.exceptions.ValkeyClusterException, OSError)
+# The last is what Python says of a host that can be no name.
+_FAILURES = (valkey.ValkeyError, valkey.exceptions.ValkeyClusterException, OSError, UnicodeError)
 
 
 class _Opened:

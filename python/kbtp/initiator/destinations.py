@@ -7,7 +7,7 @@ SUCCESS while the buffer holds either block, or some of both. The second one is 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from kbtp.errors import ApiMisuse
 from kbtp.initiator.operations import Operation, Result
@@ -16,14 +16,14 @@ from kbtp.verbs.buffers import buffer_of
 
 
 class Destinations:
-    """Address ranges, disjoint, each held by one operation."""
+    """Address ranges, disjoint, each held by one operation, or by whatever else loads."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._ends: list[int] = []
-        self._start_of: dict[Operation, int] = {}
+        self._start_of: dict[Hashable, int] = {}
 
-    def claim(self, operation: Operation, start: int, end: int) -> None:
+    def claim(self, operation: Hashable, start: int, end: int) -> None:
         """Hold `start` up to `end` for `operation`. Raises `ApiMisuse` if another one holds any of it."""
         position = bisect_right(self._starts, start)
         before_reaches_in = position > 0 and self._ends[position - 1] > start
@@ -37,7 +37,7 @@ class Destinations:
         self._ends.insert(position, end)
         self._start_of[operation] = start
 
-    def release(self, operation: Operation) -> None:
+    def release(self, operation: Hashable) -> None:
         """Let go of what `operation` holds, if anything."""
         start = self._start_of.pop(operation, None)
         if start is not None:

@@ -270,7 +270,8 @@ impl Initiator {
         loop {
             let mut ready = match self.session.ready()? {
                 Ok(ready) => ready,
-                Err(Ended::NoHandle(operation)) => {
+                Err(Ended::NoHandle(mut operation)) => {
+                    operation.context.checksum.known(iwarp, 0); // of an earlier try with another handle
                     self.end_item(core, operation.context, Outcome::NoHandle);
                     continue;
                 }

@@ -88,6 +88,9 @@ impl Watched {
 
     /// The peer is sent `length` octets with this CRC32c. What it reads elsewhere is nobody's concern.
     pub(super) fn read(&mut self, stag: u32, to: u64, length: u32, crc: Option<u32>) {
+        if self.is_empty() {
+            return;
+        }
         let shift = self.shift(length);
         if let Some((range, from)) = self.range_at(stag, to) {
             if from == range.moved && length <= range.length - range.moved {
