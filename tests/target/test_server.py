@@ -358,6 +358,22 @@ def test_an_end_at_once_takes_the_place_of_one_in_order(serve: Serve, ends: list
     assert server._reasons == {stream: why}
 
 
+class StoppedInBetween(Server):
+    """Asked to stop after it has looked whether it is, and before it waits for what comes next."""
+
+    def _step(self, until_s: float = float("inf")) -> None:
+        self.request_stop()
+        super()._step(until_s)
+
+
+def test_a_stop_in_the_very_moment_before_a_wait_is_not_missed() -> None:
+    server = StoppedInBetween(TargetConfig(block_size_bytes=512, pool_blocks=1), open_rnic())
+    serving = threading.Thread(target=server.run, daemon=True)
+    serving.start()
+    serving.join(DEADLINE_S)
+    assert not serving.is_alive()
+
+
 # --- faults of our own -------------------------------------------------------------------------
 
 

@@ -142,6 +142,7 @@ class Server:
         self._key_source = read_keys
         self._keys_requested = False
         self._stop = threading.Event()
+        self._draining = False
         self._thread: threading.Thread | None = None
         self._next_tick_s = 0.0
 
@@ -232,6 +233,7 @@ class Server:
 
     def _drain(self) -> None:
         """Let what is outstanding finish; then give the peers a moment to close too, idle ones may never notice."""
+        self._draining = True
         for listener in self._listeners:
             listener.close()
         for session in list(self._sessions.values()):
@@ -258,10 +260,9 @@ class Server:
     # --- events in -----------------------------------------------------------------------------
 
     def _step(self, until_s: float = float("inf")) -> None:
-        stopping = self._stop.is_set()
         events = self._channel.poll(0)
         now_s = self._clock()
-        told = self._keys_requested or self._stop.is_set() != stopping
+        told = self._keys_requested or (self._stop.is_set() and not self._draining)
         if not events and not told:  # else that poll may have used up the wake that told so
             timeout_s = max(0.0, min(self.target.next_deadline_s(), until_s, now_s + limits.MAX_WAIT_S) - now_s)
             events = self._channel.poll(timeout_s)
