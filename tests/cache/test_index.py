@@ -438,6 +438,39 @@ def test_the_answer_to_a_question_that_was_interrupted_is_not_that_to_the_next(
         index.close()
 
 
+def test_nor_is_it_where_asking_has_connected_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    with waiting() as (port, let):
+        index = open_index(f"valkey://127.0.0.1:{port}", DEADLINE_S)
+        let.set()
+        assert index.perform(Lookup([C])).records == [record_key(C)]
+        let.clear()
+        send, read = Connection.send_command, Connection.read_response
+        asked = threading.Event()
+
+        def unconnected(self: Any, *arguments: Any, **options: Any) -> None:
+            first = arguments[0] == "MGET" and not asked.is_set()
+            if first:
+                self.disconnect()
+            send(self, *arguments, **options)
+            if first:
+                asked.set()
+
+        interruptions = iter([True])
+
+        def interrupted(self: Any, *arguments: Any, **options: Any) -> Any:
+            if asked.is_set() and next(interruptions, False):
+                raise KeyboardInterrupt
+            return read(self, *arguments, **options)
+
+        monkeypatch.setattr(Connection, "send_command", unconnected)
+        monkeypatch.setattr(Connection, "read_response", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            index.perform(Lookup([A]))
+        threading.Timer(0.1, let.set).start()
+        assert index.perform(Lookup([B])).records == [record_key(B)]
+        index.close()
+
+
 def test_an_index_that_is_not_there_is_not_asked_again_at_once() -> None:
     index = open_index(f"valkey://127.0.0.1:{_free_port('127.0.0.1')}", 1.0)
     with pytest.raises(IndexUnavailable, match="refused"):

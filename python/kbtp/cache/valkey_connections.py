@@ -98,11 +98,13 @@ class _Timely:
     """
 
     socket_connect_timeout: float | None
+    _sock: Any
     _owed = 0
 
     def connect(self) -> None:
-        """Also done whenever it is taken out of its pool."""
-        if self._owed:
+        """Also done whenever it is taken out of its pool, and by sending where nothing is connected: what is owed then
+        is the answer to what is being sent."""
+        if self._owed and self._sock is not None:
             self.disconnect()
         super().connect()  # type: ignore[misc]
 
@@ -125,9 +127,9 @@ class _Timely:
         try:
             response = super().read_response(*arguments, **options)  # type: ignore[misc]
         except valkey.ResponseError:  # an answer too
-            self._owed = max(0, self._owed - 1)
+            self._owed -= 1
             raise
-        self._owed = max(0, self._owed - 1)  # which is 0 if sending has connected it anew
+        self._owed -= 1
         return response
 
     def _connect(self) -> _Socket:
