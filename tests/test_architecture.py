@@ -56,7 +56,13 @@ ROOMS = (
         may=(*GROUND, "kbtp.blocks", "kbtp._native"),
     ),
     # open_rnic loads an RNIC when it is asked for: one that cannot be loaded must not take the others with it.
-    Room("rnic", ("kbtp.rnic",), may=(*GROUND, "kbtp.verbs"), lazily=("kbtp.rnic.native", "kbtp.rnic.reference")),
+    Room("rnic.rdma_core", ("kbtp.rnic.rdma_core",), may=(*GROUND, "kbtp._native", "kbtp.rnic.native")),
+    Room(
+        "rnic",
+        ("kbtp.rnic",),
+        may=(*GROUND, "kbtp.verbs"),
+        lazily=("kbtp.rnic.native", "kbtp.rnic.reference", "kbtp.rnic.rdma_core"),
+    ),
     # Target and initiator know the verbs protocols alone; their caller injects the RNIC.
     Room("target", ("kbtp.target",), may=(*GROUND, "kbtp.wire", "kbtp.verbs.api", "kbtp.verbs.offload", "kbtp.blocks")),
     # Of the block structures an initiator of a direct mode knows the form of a ring's counters.

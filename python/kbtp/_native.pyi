@@ -296,6 +296,16 @@ class Device:
         forced_punts: float,
         forced_punts_seed: int,
     ) -> Device: ...
+    @staticmethod
+    def rdma_core(
+        *, name: str | None, disconnect_s: float, spin_us: int, forced_punts: float, forced_punts_seed: int
+    ) -> Device:
+        """Over the RDMA device `name` of rdma-core, or the first that can be used. Raises OSError that says what is
+        missing."""
+
+    def capabilities(self) -> dict[str, Any]:
+        """What stands in `kbtp.verbs.api.Capabilities`, by name."""
+
     def allocate_pd(self) -> Pd: ...
     def register(
         self,

@@ -19,16 +19,24 @@ class _Entry:
     """An RNIC that may be there: `open` raises ImportError or OSError where it is not."""
 
     name: str
-    open: Callable[[int | None], Rnic]
+    open: Callable[[int | None, str | None], Rnic]
+    """Of `spin_us` and a device's name."""
 
 
-def _open_native(spin_us: int | None) -> Rnic:
+def _open_native(spin_us: int | None, _device: str | None) -> Rnic:
     from kbtp.rnic.native import NativeOptions, NativeRnic
 
     return NativeRnic() if spin_us is None else NativeRnic(NativeOptions(spin_us=spin_us))
 
 
-def _open_reference(_spin_us: int | None) -> Rnic:
+def _open_rdma_core(spin_us: int | None, device: str | None) -> Rnic:
+    from kbtp.rnic.native import NativeOptions
+    from kbtp.rnic.rdma_core import RdmaCoreRnic
+
+    return RdmaCoreRnic(None if spin_us is None else NativeOptions(spin_us=spin_us), device)
+
+
+def _open_reference(_spin_us: int | None, _device: str | None) -> Rnic:
     from kbtp.rnic.reference import ReferenceRnic
 
     return ReferenceRnic()
@@ -36,9 +44,15 @@ def _open_reference(_spin_us: int | None) -> Rnic:
 
 _BEST_FIRST = (_Entry("native", _open_native), _Entry("reference", _open_reference))
 
+_RDMA_CORE = _Entry("rdma_core", _open_rdma_core)
+"""Never taken by "auto": whoever is to be reached through a device of rdma-core must have one too."""
+
 
 def open_rnic(name: str = AUTO, *, spin_us: int | None = None) -> Rnic:
     """Open the RNIC `name`, or with "auto" the best one there is; says in the log which.
+
+    "rdma_core" takes the first RDMA device that has an active port, or what KBTP_RDMA_DEVICE names; "rdma_core:mlx5_0" that
+    device.
 
     `spin_us`: how long whoever waits looks again before it blocks, with an RNIC that can; None is its default, or what
     the environment variable KBTP_SPIN_US says.
@@ -49,17 +63,18 @@ def open_rnic(name: str = AUTO, *, spin_us: int | None = None) -> Rnic:
     """
     if name == AUTO:
         return _open_best(spin_us)
-    for entry in _BEST_FIRST:
-        if entry.name == name:
-            return entry.open(spin_us)
-    known = ", ".join([AUTO, *(entry.name for entry in _BEST_FIRST)])
+    kind, _, device = name.partition(":")
+    for entry in (*_BEST_FIRST, _RDMA_CORE):
+        if kind == entry.name and (entry is _RDMA_CORE or not device):
+            return entry.open(spin_us, device or None)
+    known = ", ".join([AUTO, *(entry.name for entry in (*_BEST_FIRST, _RDMA_CORE))])
     raise ApiMisuse(f"there is no RNIC named {name!r}; known are {known}")
 
 
 def _open_best(spin_us: int | None) -> Rnic:
     for entry in _BEST_FIRST:
         try:
-            rnic = entry.open(spin_us)
+            rnic = entry.open(spin_us, None)
         except (ImportError, OSError) as error:
             _log.info("RNIC %s is not there: %s", entry.name, error)
         else:

@@ -315,8 +315,12 @@ class NativeRnic:
 
     def __init__(self, options: NativeOptions | None = None) -> None:
         self.options = options or NativeOptions()
+        self._native = self._open()
+        self._capabilities = Capabilities(executes_sequences=True, **self._native.capabilities())
+
+    def _open(self) -> _native.Device:
         mpa = self.options.mpa
-        self._native = _native.Device(
+        return _native.Device(
             crc=mpa.crc,
             want_markers=mpa.want_markers,
             revision=mpa.revision,
@@ -338,16 +342,7 @@ class NativeRnic:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            atomics=True,
-            masked_atomics=True,
-            immediate=True,
-            send_with_invalidate=True,
-            ordered_placement=True,
-            max_ird=RNIC_READ_DEPTH_MAX,
-            max_ord=RNIC_READ_DEPTH_MAX,
-            executes_sequences=True,
-        )
+        return self._capabilities
 
     def allocate_pd(self) -> _native.Pd:
         return self._native.allocate_pd()

@@ -17,6 +17,7 @@ from kbtp.verbs.api import (
     Immediate,
     RdmaRead,
     RdmaWrite,
+    RdmaWriteImmediate,
     Recv,
     Send,
     Sge,
@@ -26,7 +27,7 @@ from kbtp.verbs.api import (
 _U32_END = 1 << 32
 
 # What stands first in the tuple of a work request.
-_SEND, _RDMA_WRITE, _RDMA_READ, _FETCH_ADD, _COMPARE_SWAP, _IMMEDIATE = range(6)
+_SEND, _RDMA_WRITE, _RDMA_READ, _FETCH_ADD, _COMPARE_SWAP, _IMMEDIATE, _WRITE_IMMEDIATE = range(7)
 
 Request: TypeAlias = tuple[object, ...]
 Piece: TypeAlias = tuple[_native.Region, int, int]
@@ -100,6 +101,11 @@ def request_tuple(request: WorkRequest) -> Request:
                 raise ApiMisuse(f"Immediate Data has exactly {IMMEDIATE_DATA_BYTES} octets, not {len(data)}")
             _check_u64s(wr_id=wr_id)
             return _IMMEDIATE, wr_id, bytes(data), bool(solicited)
+        case RdmaWriteImmediate(wr_id, inline, stag, to, immediate):
+            _check_u32("remote_stag", stag)
+            _check_u32("immediate", immediate)
+            _check_u64s(wr_id=wr_id, remote_to=to)
+            return _WRITE_IMMEDIATE, wr_id, bytes(inline), stag, to, immediate
         case _:
             raise ApiMisuse(f"a work request must be one of kbtp.verbs.api; got {type(request).__name__}")
 

@@ -12,6 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -111,12 +112,14 @@ class Server:
 
         Raises `MemoryError` or `OSError` if the system will not give so much, and `ApiMisuse` for a wrong `threads`.
         """
-        self.config = config
         self._rnic = rnic
         self._clock = clock
         self._pd = rnic.allocate_pd()
         self._pool_memory = mmap.mmap(-1, config.pool_bytes)
-        self._pool = rnic.register(self._pool_memory, Access.NONE, pd=self._pd, base_to=config.pool_base)
+        base_to = 0 if rnic.capabilities.own_base else config.pool_base
+        self._pool = rnic.register(self._pool_memory, Access.NONE, pd=self._pd, base_to=base_to)
+        # Block Offsets are tagged offsets of this region, wherever the RNIC has it begin (profile 2).
+        self.config = config = replace(config, pool_base=self._pool.base_to)
         self._offloads = rnic.capabilities.executes_sequences
         if threads < 1 or (threads > 1 and not self._offloads):
             possible = "1 or more" if self._offloads else "1"

@@ -1,7 +1,7 @@
 """The RNIC interface: what a target and an initiator may ask of any RNIC.
 
-The names are those of RDMA verbs. Three implementations fit behind these protocols: the reference
-RNIC in Python (user-space iWARP over TCP), a native one of the same wire protocol, and a hardware one.
+The names are those of RDMA verbs. Three implementations are behind these protocols: the reference
+RNIC in Python (user-space iWARP over TCP), a native one of the same wire protocol, and the devices of rdma-core.
 A `Channel` is what rdma_cm calls an event channel joined with a completion channel: one owner
 polls it, and everything that happens to its listeners and streams comes out of `poll`, in order.
 
@@ -41,6 +41,12 @@ class Capabilities:
     """An RDMA Write never becomes visible before earlier ones (draft 6.5): only then may completion records be used."""
     max_ird: int
     max_ord: int
+    write_with_immediate: bool = False
+    """`RdmaWriteImmediate`: the binding is that of InfiniBand and RoCEv2 (draft 9.2), else RDMAP's (9.1)."""
+    own_base: bool = False
+    """Regions begin at tagged offsets of the RNIC's own choice, their address: `register` takes no other `base_to`."""
+    invalidated_by_peers: bool = True
+    """A peer's Send with Invalidate works on the regions of this side."""
     executes_sequences: bool = False
     """It serves requests of KBTP by itself, as `kbtp.verbs.offload` says."""
 
@@ -151,7 +157,19 @@ class Immediate:
     solicited: bool = False
 
 
-WorkRequest: TypeAlias = Send | RdmaWrite | RdmaRead | FetchAdd | CompareSwap | Immediate
+@dataclass(frozen=True, slots=True)
+class RdmaWriteImmediate:
+    """RDMA Write of `inline` (copied when posted), which takes a receive of the peer's too: RECV_IMMEDIATE there."""
+
+    wr_id: int
+    inline: bytes
+    remote_stag: Stag
+    remote_to: int
+    immediate: int
+    """32 bits."""
+
+
+WorkRequest: TypeAlias = Send | RdmaWrite | RdmaRead | FetchAdd | CompareSwap | Immediate | RdmaWriteImmediate
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +214,7 @@ class WorkCompletion:
     value: int = 0
     invalidated_stag: Stag | None = None
     immediate: bytes = b""
+    """8 octets; of an `RdmaWriteImmediate` its 32 bits are the last four, and the others zero."""
     solicited: bool = False
 
 
@@ -377,7 +396,8 @@ class Rnic(Protocol):
         """Register anything with the buffer protocol or a DLPack CPU tensor, octet-exact, contiguous.
 
         Reachable through the STag: by every stream of `pd`, or by `stream` alone if given. The first octet
-        has tagged offset `base_to`. Raises `ApiMisuse` for a zero length, a null pointer, a buffer that is not
+        has tagged offset `base_to`; with `Capabilities.own_base`, its address, which alone may be given instead of 0, and
+        reachability ends with `stream` but is the whole domain's. Raises `ApiMisuse` for a zero length, a null pointer, a buffer that is not
         contiguous or not in CPU memory, a write or atomic right on read-only memory, or a write or atomic right on
         octets that another valid region already lets a peer change (RFC 5042 6.3.6). Scoped to a stream that has
         ended the region is born revoked: the end of a stream may always come first.

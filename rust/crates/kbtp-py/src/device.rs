@@ -5,7 +5,9 @@ use std::time::Duration;
 use kbtp_proto::mpa::{MpaOptions, RtrKind};
 use kbtp_rnic::api::Access;
 use kbtp_rnic::options::Options;
+use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use crate::channel::{Channel, duration};
 use crate::errors::raised;
@@ -71,8 +73,54 @@ impl Device {
         }))
     }
 
-    fn allocate_pd(&self, py: Python<'_>) -> Pd {
-        Pd(py.detach(|| self.0.allocate_pd()))
+    /// Over the RDMA device `name` of rdma-core, or the first one that can be used.
+    #[staticmethod]
+    #[pyo3(signature = (*, name, disconnect_s, spin_us, forced_punts, forced_punts_seed))]
+    fn rdma_core(
+        py: Python<'_>,
+        name: Option<&str>,
+        disconnect_s: f64,
+        spin_us: u64,
+        forced_punts: f64,
+        forced_punts_seed: u64,
+    ) -> PyResult<Self> {
+        let hardware = py
+            .detach(|| kbtp_verbs::open(name))
+            .map_err(|missing| PyOSError::new_err(missing.0))?;
+        let options = Options {
+            disconnect: duration(disconnect_s),
+            spin: Duration::from_micros(spin_us),
+            forced_punts,
+            forced_punts_seed,
+            ..Options::default()
+        };
+        Ok(Self(kbtp_rnic::device::Device::open_hardware(options, hardware)))
+    }
+
+    /// What stands in `kbtp.verbs.api.Capabilities`, by name.
+    fn capabilities<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let can = self.0.capabilities();
+        let named = PyDict::new(py);
+        for (name, value) in [
+            ("atomics", can.atomics),
+            ("masked_atomics", can.masked_atomics),
+            ("immediate", can.immediate),
+            ("send_with_invalidate", can.send_with_invalidate),
+            ("ordered_placement", can.ordered_placement),
+            ("write_with_immediate", can.write_with_immediate),
+            ("own_base", can.own_base),
+            ("invalidated_by_peers", can.invalidated_by_peers),
+        ] {
+            named.set_item(name, value)?;
+        }
+        named.set_item("max_ird", can.max_ird)?;
+        named.set_item("max_ord", can.max_ord)?;
+        Ok(named)
+    }
+
+    fn allocate_pd(&self, py: Python<'_>) -> PyResult<Pd> {
+        let pd = py.detach(|| self.0.allocate_pd());
+        pd.map(Pd).map_err(|error| raised(py, error))
     }
 
     #[allow(

@@ -19,6 +19,7 @@ const RDMA_READ: u8 = 2;
 const FETCH_ADD: u8 = 3;
 const COMPARE_SWAP: u8 = 4;
 const IMMEDIATE: u8 = 5;
+const WRITE_IMMEDIATE: u8 = 6;
 
 /// A region, an offset and a length in it.
 pub(crate) type Piece<'py> = (Bound<'py, Region>, u64, u64);
@@ -211,6 +212,17 @@ fn work_request(tuple: &Bound<'_, PyTuple>) -> PyResult<WorkRequest> {
         IMMEDIATE => {
             let (_, wr_id, data, solicited) = tuple.extract::<(u8, u64, [u8; 8], bool)>()?;
             Ok(WorkRequest::Immediate { wr_id, data, solicited })
+        }
+        WRITE_IMMEDIATE => {
+            let (_, wr_id, inline, remote_stag, remote_to, immediate) =
+                tuple.extract::<(u8, u64, Vec<u8>, u32, u64, u32)>()?;
+            Ok(WorkRequest::WriteImmediate {
+                wr_id,
+                inline,
+                remote_stag,
+                remote_to,
+                immediate,
+            })
         }
         other => Err(PyValueError::new_err(format!("no work request has the number {other}"))),
     }

@@ -115,7 +115,7 @@ struct Target {
 impl Target {
     fn new(spin_us: u64, block_bytes: usize, threads: usize) -> Self {
         let device = Device::open(options(spin_us));
-        let pd = device.allocate_pd();
+        let pd = device.allocate_pd().unwrap();
         let count = 2 * blocks_of(block_bytes);
         let pool = region(&device, &pd, count * block_bytes, Access::empty(), POOL_BASE);
         let config = StoreConfig {
@@ -263,7 +263,7 @@ struct Initiator {
 impl Initiator {
     fn new(spin_us: u64, port: u16, block_bytes: usize) -> Self {
         let device = Device::open(options(spin_us));
-        let pd = device.allocate_pd();
+        let pd = device.allocate_pd().unwrap();
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
         let memory = region(&device, &pd, SLOTS * block_bytes, access, 0);
         let buffers = region(&device, &pd, CREDITS * MESSAGE_BYTES, Access::empty(), 0);

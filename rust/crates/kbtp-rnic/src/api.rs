@@ -22,6 +22,9 @@ pub struct Capabilities {
     pub immediate: bool,
     pub send_with_invalidate: bool,
     pub ordered_placement: bool,
+    pub write_with_immediate: bool,
+    pub own_base: bool,
+    pub invalidated_by_peers: bool,
     pub max_ird: u32,
     pub max_ord: u32,
 }
@@ -61,6 +64,14 @@ pub enum WorkRequest {
         sges: Vec<Sge>,
         remote_stag: u32,
         remote_to: u64,
+    },
+    /// RDMA Write of `inline` (copied when posted), which takes a receive of the peer's and gives that `immediate`.
+    WriteImmediate {
+        wr_id: u64,
+        inline: Vec<u8>,
+        remote_stag: u32,
+        remote_to: u64,
+        immediate: u32,
     },
     /// RDMA Read of `sink.length` octets into `sink`.
     Read {

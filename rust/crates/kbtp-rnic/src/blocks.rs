@@ -209,7 +209,7 @@ mod tests {
 
     fn of_config(config: &StoreConfig, clear_on_free: bool) -> (Device, SharedBlocks, Buffer) {
         let device = Device::open(Options::default());
-        let pd = device.allocate_pd();
+        let pd = device.allocate_pd().unwrap();
         let buffer = Buffer::zeroed(3 * 512).unwrap();
         let pool = device.register(buffer, Access::empty(), &pd, None, 0x10000).unwrap();
         let table = words(config.table_words());

@@ -8,18 +8,21 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use kbtp_proto::mpa::ActiveStartup;
+use kbtp_verbs::Parameters;
 
 use crate::api::{Event, Recv};
-use crate::connector::Connector;
+use crate::connector::{Connecting, Connector};
 use crate::core::{ChannelShared, Core, LONGEST_TIMER, LONGEST_WAIT, Source};
 use crate::crew::Crew;
 use crate::device::Pd;
 use crate::error::{EndReason, Error, error_text};
 use crate::event_loop::{ReadyBuffer, Token, new_token};
 use crate::listener::ListenerState;
-use crate::posting::{check_depths, check_domain};
+use crate::posting::{check_depths, check_domain, parameters};
 use crate::stream::Stream;
 use crate::stream_state::StreamState;
+use crate::verbs_connector::VerbsConnector;
+use crate::verbs_listener::VerbsListener;
 
 /// One owner's streams and listeners, and everything that happens to them. A handle; the last one to go closes it.
 #[derive(Clone)]
@@ -36,7 +39,10 @@ impl Channel {
     ///
     /// `Error::Io` as the system gives it.
     pub fn listen(&self, host: &str, port: u16) -> Result<Listener, Error> {
-        let (token, address) = self.with(|core| ListenerState::open(core, host, port))??;
+        let (token, address) = self.with(|core| match core.device.hardware {
+            Some(_) => VerbsListener::open(core, host, port),
+            None => ListenerState::open(core, host, port),
+        })??;
         Ok(Listener {
             channel: Arc::downgrade(&self.shared),
             token,
@@ -67,8 +73,7 @@ impl Channel {
     ) -> Result<Stream, Error> {
         let (ird, ord) = check_depths(ird, ord)?;
         check_domain(pd, &self.shared.device)?;
-        let startup = ActiveStartup::new(&self.shared.device.options.mpa, private_data, ird, ord)
-            .map_err(|error| Error::misuse(error.0))?;
+        let start = self.active_start(pd, private_data, ird, ord)?;
         let remote_address = if host.contains(':') {
             format!("[{host}]:{port}")
         } else {
@@ -90,8 +95,7 @@ impl Channel {
         self.with(|core| {
             core.with_stream(token, |stream, core| match addresses {
                 Ok(addresses) => {
-                    let connector = Connector::new(token, startup, addresses, timeout, remote_address);
-                    stream.connect_through(core, connector);
+                    stream.connect_through(core, start.connector(token, addresses, timeout, remote_address));
                 }
                 Err(error) => {
                     let text = error_text(&error);
@@ -104,6 +108,16 @@ impl Channel {
             })
         })?;
         Ok(stream)
+    }
+
+    fn active_start(&self, pd: &Pd, private_data: &[u8], ird: u16, ord: u16) -> Result<ActiveStart, Error> {
+        if let (Some(hardware), Some(pd)) = (&self.shared.device.hardware, &pd.hardware) {
+            let parameters = parameters(private_data, (ird, ord), hardware);
+            return Ok(ActiveStart::Verbs(Arc::clone(pd), parameters));
+        }
+        let startup = ActiveStartup::new(&self.shared.device.options.mpa, private_data, ird, ord);
+        let startup = startup.map_err(|error| Error::misuse(error.0))?;
+        Ok(ActiveStart::Iwarp(Box::new(startup)))
     }
 
     /// Do the I/O that is due and reap events; wait up to `timeout` (0: not at all) while there are none. With threads
@@ -208,6 +222,34 @@ impl Channel {
 
     fn with<R>(&self, act: impl FnOnce(&mut Core) -> R) -> Result<R, Error> {
         self.shared.with(act).ok_or_else(closed)
+    }
+}
+
+/// What a connection is started with.
+enum ActiveStart {
+    Iwarp(Box<ActiveStartup>),
+    Verbs(Arc<kbtp_verbs::Pd>, Parameters),
+}
+
+impl ActiveStart {
+    fn connector(
+        self,
+        token: Token,
+        addresses: VecDeque<SocketAddr>,
+        timeout: Duration,
+        remote_address: String,
+    ) -> Box<dyn Connecting + Send> {
+        match self {
+            Self::Iwarp(startup) => Box::new(Connector::new(token, *startup, addresses, timeout, remote_address)),
+            Self::Verbs(pd, parameters) => Box::new(VerbsConnector::new(
+                token,
+                pd,
+                parameters,
+                addresses,
+                timeout,
+                remote_address,
+            )),
+        }
     }
 }
 

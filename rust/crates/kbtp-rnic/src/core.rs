@@ -25,7 +25,7 @@ use kbtp_proto::stream::Outgoing;
 use crate::api::Event;
 use crate::crew::{Crew, Outbox};
 use crate::device::DeviceShared;
-use crate::event_loop::{Poller, ReadyBuffer, TimerId, Timers, Token};
+use crate::event_loop::{Poller, ReadyBuffer, TimerId, Timers, Token, split};
 use crate::goodbye::Goodbye;
 use crate::listener::{Incoming, ListenerState};
 use crate::offload::Command;
@@ -33,6 +33,7 @@ use crate::options::Options;
 use crate::request::Pending;
 use crate::stream_state::StreamState;
 use crate::tcp::Link;
+use crate::verbs_listener::VerbsListener;
 
 /// What a time limit beyond the clock's end is cut to.
 pub(crate) const LONGEST_TIMER: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -156,6 +157,7 @@ impl Drop for ChannelShared {
 /// Everything that has a socket or a timer.
 pub(crate) enum Source {
     Listener(ListenerState),
+    VerbsListener(VerbsListener),
     Incoming(Incoming),
     Request(Pending),
     Stream(Box<StreamState>),
@@ -399,13 +401,18 @@ impl Core {
     }
 
     fn dispatch(&mut self, token: Token, readable: bool) {
+        let (token, managed) = split(token);
         match self.sources.remove(&token) {
+            Some(Source::VerbsListener(listener)) => listener.on_ready(self, token),
             Some(Source::Listener(listener)) => listener.on_ready(self, token),
             Some(Source::Incoming(incoming)) => incoming.on_ready(self, token),
             Some(Source::Goodbye(goodbye)) => goodbye.on_ready(self, token, readable),
             Some(stream @ Source::Stream(_)) => {
                 self.sources.insert(token, stream);
-                self.with_stream(token, |stream, core| stream.on_ready(core, readable));
+                self.with_stream(token, |stream, core| {
+                    stream.notified(managed);
+                    stream.on_ready(core, readable);
+                });
             }
             Some(request @ Source::Request(_)) => {
                 self.sources.insert(token, request);
@@ -424,8 +431,8 @@ impl Core {
                 self.sources.insert(token, stream);
                 self.with_stream(token, |stream, core| stream.on_timer(core, timer));
             }
-            Some(request @ Source::Request(_)) => {
-                self.sources.insert(token, request);
+            Some(other @ (Source::Request(_) | Source::VerbsListener(_))) => {
+                self.sources.insert(token, other);
             }
             None => {}
         }

@@ -1,6 +1,7 @@
 //! The native RNIC itself: its STags, its registered memory and its channels.
 
 use std::fmt;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use std::time::Duration;
@@ -14,11 +15,11 @@ use kbtp_proto::types::{PeerMisbehaved, TerminateCause};
 
 use crate::api::{Access, Capabilities};
 use crate::channel::Channel;
-use crate::core::{ChannelShared, lock};
+use crate::core::{ChannelShared, LOG_TARGET, lock};
 use crate::crew::Crew;
 use crate::error::Error;
 use crate::event_loop::one_processor;
-use crate::memory::{Buffer, Memories, RegisteredOctets, Unheld};
+use crate::memory::{Buffer, Keys, Memories, RegisteredOctets, Unheld};
 use crate::offload::Offloaded;
 use crate::options::Options;
 use crate::stream::Stream;
@@ -43,6 +44,8 @@ pub(crate) struct DeviceShared {
     /// other; never twice in one thread, since a writer may have come to wait in between.
     table: RwLock<Table>,
     unheld: Arc<Unheld>,
+    /// Of rdma-core; else streams are of user-space iWARP.
+    pub(crate) hardware: Option<kbtp_verbs::Device>,
     channels: Mutex<Vec<Weak<ChannelShared>>>,
     /// Locked last.
     pub(crate) offloaded: Mutex<Offloaded>,
@@ -136,7 +139,19 @@ impl Table {
         base_to: u64,
     ) -> Result<Region, Error> {
         let (address, length, writable) = (buffer.address() as u64, buffer.length() as u64, buffer.writable());
-        let id = self.memories.insert(buffer, access.intersects(CHANGES));
+        let keys = hardware_keys(&buffer, access, pd)?;
+        let rkey = keys.as_ref().map(Keys::rkey);
+        let base_to = match rkey {
+            // Devices of rdma-core name octets by their address.
+            Some(_) if base_to == 0 || base_to == address => address,
+            Some(_) => {
+                return Err(Error::misuse(format!(
+                    "base_to of {base_to:#x}: regions of this RNIC begin at their address, {address:#x}"
+                )));
+            }
+            None => base_to,
+        };
+        let id = self.memories.insert(buffer, access.intersects(CHANGES), keys);
         let registration = Registration {
             region: id,
             address,
@@ -175,7 +190,7 @@ impl Table {
             id,
             pd: pd.id,
             scope,
-            stag: registered.stag,
+            stag: rkey.unwrap_or(registered.stag),
             base_to,
             length,
             access,
@@ -193,6 +208,7 @@ impl Table {
             return;
         };
         self.stags.revoke(stag, region);
+        self.memories.revoke_keys(region);
         valid.store(false, Ordering::Release);
         if let Some(scoped) = scope.and_then(|view| self.scoped.get_mut(&view)) {
             scoped.remove(&region);
@@ -205,6 +221,26 @@ impl Table {
             self.forget(region);
         }
     }
+}
+
+/// What the device of `pd` is to know `buffer` by, if there is one.
+fn hardware_keys(buffer: &Buffer, access: Access, pd: &Pd) -> Result<Option<Keys>, Error> {
+    let (Some(of_device), Some(hardware)) = (&pd.hardware, &pd.device.hardware) else {
+        return Ok(None);
+    };
+    if access.intersects(CHANGES) && !buffer.writable() {
+        return Ok(None); // refused by the table, which says why
+    }
+    let length = buffer.length() as u64;
+    let keys = if length > hardware.max_region_bytes {
+        Err(io::ErrorKind::InvalidInput.into())
+    } else {
+        Keys::new(buffer, of_device, access)
+    };
+    keys.map(Some).map_err(|error| {
+        let why = kbtp_verbs::explain_registration(hardware, length, &error);
+        Error::Io(io::Error::new(error.kind(), why))
+    })
 }
 
 /// The registered memory that one stream reaches.
@@ -250,7 +286,24 @@ impl StreamMemory for ReachableMemory<'_> {
     }
 }
 
-/// User-space iWARP over TCP. A handle: clones are the same device.
+/// Binding 9.2 needs Write with Immediate, binding 9.1 has none (draft 9).
+fn hardware_capabilities(hardware: &kbtp_verbs::Device) -> Capabilities {
+    Capabilities {
+        atomics: hardware.atomics != kbtp_verbs::Atomics::None,
+        masked_atomics: false,
+        immediate: false,
+        send_with_invalidate: hardware.send_with_invalidate,
+        ordered_placement: !hardware.iwarp,
+        write_with_immediate: !hardware.iwarp,
+        own_base: true,
+        // Memory that a program registers, no peer invalidates: that takes memory windows, which not every device has.
+        invalidated_by_peers: false,
+        max_ird: hardware.max_ird.into(),
+        max_ord: hardware.max_ord.into(),
+    }
+}
+
+/// User-space iWARP over TCP, or a device of rdma-core. A handle: clones are the same device.
 ///
 /// Regions and domains may be used from any thread, each channel from one. Revoking a region does not take it away from
 /// work its owner has already posted.
@@ -276,9 +329,28 @@ impl Device {
         Self::with_random(options, Box::new(random_u32))
     }
 
+    /// Over a device of rdma-core, which draws the STags itself.
+    #[must_use]
+    pub fn open_hardware(options: Options, hardware: kbtp_verbs::Device) -> Self {
+        for complaint in &hardware.complaints {
+            log::warn!(target: LOG_TARGET, "{complaint}");
+        }
+        let mut drawn = 0u32;
+        // They name regions in the table alone: no peer sees them.
+        let count = move || {
+            drawn = drawn.wrapping_add(1);
+            drawn
+        };
+        Self::with(options, Box::new(count), Some(hardware))
+    }
+
     /// `random_u32`: an unpredictable number each call; STags must be hard to guess (RFC 5040 8.1.1 item 8).
     #[must_use]
-    pub fn with_random(options: Options, random_u32: Box<dyn FnMut() -> u32 + Send>) -> Self {
+    pub fn with_random(options: Options, random_u32: Random) -> Self {
+        Self::with(options, random_u32, None)
+    }
+
+    fn with(options: Options, random_u32: Random, hardware: Option<kbtp_verbs::Device>) -> Self {
         let table = Table {
             stags: StagTable::new(),
             memories: Memories::default(),
@@ -292,6 +364,7 @@ impl Device {
                 options,
                 unheld: Arc::clone(table.memories.unheld()),
                 table: RwLock::new(table),
+                hardware,
                 channels: Mutex::new(Vec::new()),
                 offloaded: Mutex::new(Offloaded::default()),
                 punts: PuntCounters::default(),
@@ -302,12 +375,18 @@ impl Device {
     /// What the wire below can do.
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
+        if let Some(hardware) = &self.shared.hardware {
+            return hardware_capabilities(hardware);
+        }
         Capabilities {
             atomics: true,
             masked_atomics: true,
             immediate: true,
             send_with_invalidate: true,
             ordered_placement: true,
+            write_with_immediate: false,
+            own_base: false,
+            invalidated_by_peers: true,
             max_ird: limits::RNIC_READ_DEPTH_MAX.into(),
             max_ord: limits::RNIC_READ_DEPTH_MAX.into(),
         }
@@ -325,12 +404,17 @@ impl Device {
     }
 
     /// A new protection domain.
-    #[must_use]
-    pub fn allocate_pd(&self) -> Pd {
-        Pd {
+    ///
+    /// # Errors
+    ///
+    /// `Error::Io` as a device of rdma-core gives it.
+    pub fn allocate_pd(&self) -> Result<Pd, Error> {
+        let hardware = self.shared.hardware.as_ref();
+        Ok(Pd {
             device: Arc::clone(&self.shared),
             id: self.shared.table_mut().stags.allocate_pd(),
-        }
+            hardware: hardware.map(|hardware| hardware.context.allocate_pd()).transpose()?,
+        })
     }
 
     /// Register `buffer`, reachable through the STag by every stream of `pd`, or by `stream` alone if given. Scoped to a
@@ -410,6 +494,7 @@ impl Device {
 pub struct Pd {
     pub(crate) device: Arc<DeviceShared>,
     pub(crate) id: PdId,
+    pub(crate) hardware: Option<Arc<kbtp_verbs::Pd>>,
 }
 
 impl PartialEq for Pd {
@@ -555,7 +640,7 @@ mod tests {
     #[test]
     fn one_stream_reaches_its_memory_while_another_one_does() {
         let device = Device::open(Options::default());
-        let pd = device.allocate_pd();
+        let pd = device.allocate_pd().unwrap();
         let [one, other] = [(), ()].map(|()| device.shared.table_mut().open_view(pd.id).unwrap());
         let (tell, told) = mpsc::channel();
         let shared = Arc::clone(&device.shared);
@@ -569,7 +654,7 @@ mod tests {
     #[test]
     fn an_stag_that_the_peer_invalidates_is_revoked_when_the_loan_is_over() {
         let device = Device::open(Options::default());
-        let pd = device.allocate_pd();
+        let pd = device.allocate_pd().unwrap();
         let view = device.shared.table_mut().open_view(pd.id).unwrap();
         let buffer = Buffer::zeroed(8).unwrap();
         let region = device.register(buffer, Access::REMOTE_WRITE, &pd, None, 0).unwrap();

@@ -21,6 +21,19 @@ pub(crate) type Token = u64;
 /// The eventfd's.
 const WAKE: Token = 0;
 
+/// In the token of a file descriptor: it is the connection manager's, of whatever the rest names.
+const OF_MANAGER: Token = 1 << 63;
+
+/// See `OF_MANAGER`.
+pub(crate) fn of_manager(token: Token) -> Token {
+    token | OF_MANAGER
+}
+
+/// What `of_manager` was given, and whether it was.
+pub(crate) fn split(token: Token) -> (Token, bool) {
+    (token & !OF_MANAGER, token & OF_MANAGER != 0)
+}
+
 static NEXT_TOKEN: AtomicU64 = AtomicU64::new(WAKE + 1);
 
 /// Unique in the process, so that it can name a stream of any channel.

@@ -12,7 +12,7 @@ use kbtp_proto::limits::COMPLETION_BYTES;
 use kbtp_proto::memory::{RegionId, Span};
 use kbtp_proto::own_maps::OwnMap;
 use kbtp_proto::stag::StreamId as ViewId;
-use kbtp_proto::stream::{IwarpStream, Payload, Piece, Work};
+use kbtp_proto::stream::{Payload, Piece, Work};
 use kbtp_proto::types::{Generation, Handle, PeerMisbehaved, RequestFlag, Status, TerminateCause};
 use kbtp_proto::wire::{Completion, DataDescriptor, Operation as Kind, Packed};
 
@@ -21,6 +21,7 @@ use crate::core::{Core, lock};
 use crate::device::{Pd, Region};
 use crate::error::{EndReason, Error};
 use crate::memory::{Buffer, RegisteredOctets};
+use crate::operation::Operation as Transport;
 use crate::stream_state::{Held, HeldWork, StreamState, WorkOwner};
 
 /// What a HELLO got, as far as requests depend on it; see `kbtp.verbs.requester.RequestGrant`.
@@ -266,18 +267,18 @@ impl Initiator {
     }
 
     /// The next request that there is a credit for.
-    fn next_message(&mut self, core: &mut Core, iwarp: &mut IwarpStream) -> Option<Packed> {
+    fn next_message(&mut self, core: &mut Core, stream: &mut Transport) -> Option<Packed> {
         loop {
             let mut ready = match self.session.ready()? {
                 Ok(ready) => ready,
                 Err(Ended::NoHandle(mut operation)) => {
-                    operation.context.checksum.known(iwarp, 0); // of an earlier try with another handle
+                    operation.context.checksum.known(stream, 0); // of an earlier try with another handle
                     self.end_item(core, operation.context, Outcome::NoHandle);
                     continue;
                 }
                 Err(_) => continue,
             };
-            match self.prepare(core, &mut ready, iwarp) {
+            match self.prepare(core, &mut ready, stream) {
                 Ok(Prepared::Inline(octets)) => return Some(self.session.send(ready, Data::Inline(&octets))),
                 Ok(Prepared::Described(descriptor, alone)) => {
                     return Some(self.session.send(ready, Data::Described { descriptor, alone }));
@@ -292,10 +293,10 @@ impl Initiator {
     }
 
     /// Let the target at the memory of `ready`, or copy it.
-    fn prepare(&self, core: &Core, ready: &mut Ready<Context>, iwarp: &mut IwarpStream) -> Result<Prepared, Error> {
+    fn prepare(&self, core: &Core, ready: &mut Ready<Context>, stream: &mut Transport) -> Result<Prepared, Error> {
         let kind = ready.operation.kind;
         let Context { memory, checksum, .. } = &mut ready.operation.context;
-        checksum.known(iwarp, 0); // of an earlier try with another handle
+        checksum.known(stream, 0); // of an earlier try with another handle
         if kind == Kind::Free {
             return Ok(Prepared::Nothing);
         }
@@ -327,20 +328,20 @@ impl Initiator {
         };
         let (stag, to) = (region.stag(), region.base_to() + offset);
         if checksum.is_wanted() {
-            iwarp.watch(stag, to, length);
+            stream.watch_memory(stag, to, length);
             *checksum = Checksum::Watched { stag, to };
         }
         Ok(Prepared::Described(DataDescriptor { stag, to, length }, alone))
     }
 
     /// What the target's `message` ends.
-    fn take_answer(&mut self, core: &mut Core, iwarp: &mut IwarpStream, message: &[u8]) -> Result<(), PeerMisbehaved> {
+    fn take_answer(&mut self, core: &mut Core, stream: &mut Transport, message: &[u8]) -> Result<(), PeerMisbehaved> {
         match self.session.received(message)? {
             Ended::Answered(mut operation, completion) => {
                 let checksum = &mut operation.context.checksum;
                 let known = match operation.kind {
-                    Kind::Load => checksum.known(iwarp, completion.data_length),
-                    _ => checksum.known(iwarp, operation.context.memory.length_bytes as u32),
+                    Kind::Load => checksum.known(stream, completion.data_length),
+                    _ => checksum.known(stream, operation.context.memory.length_bytes as u32),
                 }
                 .filter(|_| completion.status == Status::Success);
                 self.end_item(core, operation.context, Outcome::Answered(completion, known));
@@ -412,13 +413,13 @@ impl Checksum {
     }
 
     /// What the stream, which no longer watches, knows of `length` octets: nothing if it was others that were moved.
-    fn known(&mut self, iwarp: &mut IwarpStream, length: u32) -> Option<u32> {
+    fn known(&mut self, stream: &mut Transport, length: u32) -> Option<u32> {
         match *self {
             Self::Unwanted | Self::Wanted => None,
             Self::Taken(crc) => Some(crc),
             Self::Watched { stag, to } => {
                 *self = Self::Wanted;
-                let moved = iwarp.moved(stag, to)?;
+                let moved = stream.moved(stag, to)?;
                 (moved.length == length).then_some(moved.crc)
             }
         }
@@ -489,10 +490,10 @@ impl StreamState {
             let (Some(initiator), Some(operation)) = (&mut self.initiator, &mut self.operation) else {
                 return;
             };
-            if operation.iwarp.failed() {
+            if operation.failed() {
                 return;
             }
-            let Some(message) = initiator.next_message(core, &mut operation.iwarp) else {
+            let Some(message) = initiator.next_message(core, operation) else {
                 return;
             };
             let work = Work::Send {
@@ -502,7 +503,7 @@ impl StreamState {
                 solicited: false,
             };
             // A stream that has failed refuses; the request is then outstanding, and lost when the stream ends.
-            if operation.iwarp.post(work).is_ok() {
+            if operation.post(work).is_ok() {
                 self.held_work.push_back(HeldWork {
                     regions: Held::new(),
                     owner: WorkOwner::Request,
@@ -532,7 +533,7 @@ impl StreamState {
         let length = (completion.length as usize).min(octets.len());
         let message = octets.get_mut(..length).unwrap_or_default();
         RegisteredOctets(&core.device.table().memories).read_into(buffer, message);
-        match initiator.take_answer(core, &mut operation.iwarp, message) {
+        match initiator.take_answer(core, operation, message) {
             Ok(()) => {
                 self.post_slot(completion.wr_id, buffer); // profile 3 "Credits": before a request may use it
                 self.post_requests(core, usize::MAX);
@@ -544,7 +545,7 @@ impl StreamState {
 
     fn answer_misbehaved(&mut self, core: &mut Core, error: PeerMisbehaved) {
         if let Some(operation) = &mut self.operation {
-            operation.iwarp.terminate(error.cause);
+            operation.terminate(error.cause);
         }
         self.end(core, Some(EndReason::PeerMisbehaved(error)));
     }

@@ -179,8 +179,10 @@ impl ListenerState {
 
     /// Stop listening; connections whose request is not answered yet are dropped.
     pub(crate) fn close(core: &mut Core, token: Token) {
-        let Some(Source::Listener(mut listener)) = core.sources.remove(&token) else {
-            return;
+        let mut listener = match core.sources.remove(&token) {
+            Some(Source::Listener(listener)) => listener,
+            Some(Source::VerbsListener(listener)) => return listener.close(core),
+            _ => return,
         };
         core.timers.cancel(&mut listener.pause);
         for pending in listener.pending {
@@ -192,9 +194,15 @@ impl ListenerState {
 
     /// `pending` is answered or gone, and makes room for another.
     pub(crate) fn forget(core: &mut Core, token: Token, pending: Token) {
-        if let Some(Source::Listener(mut listener)) = core.sources.remove(&token) {
-            listener.pending.remove(&pending);
-            listener.put_back(core, token);
+        match core.sources.remove(&token) {
+            Some(Source::Listener(mut listener)) => {
+                listener.pending.remove(&pending);
+                listener.put_back(core, token);
+            }
+            Some(other) => {
+                core.sources.insert(token, other);
+            }
+            None => {}
         }
     }
 

@@ -18,12 +18,17 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use kbtp_proto::blocks::update_word;
 use kbtp_proto::crc32c;
 use kbtp_proto::memory::{Octets, RegionId, Span};
+use kbtp_proto::stag::Access;
 use kbtp_proto::stream::Part;
+use kbtp_verbs::abi::{
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE,
+};
+use kbtp_verbs::{Mr, Pd, Sge};
 use smallvec::SmallVec;
 
 use crate::core::lock;
@@ -141,6 +146,23 @@ impl Buffer {
         unsafe { std::ptr::copy_nonoverlapping(self.address.as_ptr(), into.as_mut_ptr(), length) }
     }
 
+    /// `octets` to octet `from` of its own and on, as many as there is room for; nothing if it is read-only.
+    pub(crate) fn write_at(&self, from: usize, octets: &[u8]) {
+        let length = self.length.saturating_sub(from).min(octets.len());
+        if self.writable && length > 0 {
+            // SAFETY: the keepalive keeps `length` writable octets from there on; `octets` are elsewhere, being borrowed.
+            unsafe { std::ptr::copy_nonoverlapping(octets.as_ptr(), self.address.as_ptr().add(from), length) }
+        }
+    }
+
+    /// Let the device of `pd` at these octets as long as the result lives, which must go before the buffer.
+    fn register(&self, pd: &Arc<Pd>, access: i32) -> io::Result<Mr> {
+        let writes = if self.writable { IBV_ACCESS_LOCAL_WRITE } else { 0 };
+        // SAFETY: the keepalive keeps the octets, writable if so said; `Keys` and `OwnMemory` keep a buffer for longer than
+        // what was registered of it.
+        unsafe { pd.register(self.address(), self.length, access | writes) }
+    }
+
     /// Address of the first octet.
     #[must_use]
     pub fn address(&self) -> usize {
@@ -193,6 +215,104 @@ impl fmt::Debug for Buffer {
     }
 }
 
+/// What a hardware RNIC knows the octets of a region by.
+///
+/// The owner's posts and the peers' rights have keys of their own: these are taken away at once by a revocation, those stay
+/// as long as work may need them.
+#[derive(Debug)]
+pub(crate) struct Keys {
+    local: OnceLock<Mr>,
+    remote: Option<Mr>,
+    buffer: Buffer,
+    pd: Arc<Pd>,
+}
+
+impl Keys {
+    /// Of `buffer`, which stays as long as they do.
+    pub(crate) fn new(buffer: &Buffer, pd: &Arc<Pd>, access: Access) -> io::Result<Self> {
+        let mut rights = 0;
+        for (right, flag) in [
+            (Access::REMOTE_READ, IBV_ACCESS_REMOTE_READ),
+            (Access::REMOTE_WRITE, IBV_ACCESS_REMOTE_WRITE),
+            (Access::REMOTE_ATOMIC, IBV_ACCESS_REMOTE_ATOMIC),
+        ] {
+            if access.contains(right) {
+                rights |= flag;
+            }
+        }
+        let mr = buffer.register(pd, rights)?;
+        let (local, remote) = if rights == 0 {
+            (OnceLock::from(mr), None)
+        } else {
+            (OnceLock::new(), Some(mr))
+        };
+        Ok(Self {
+            local,
+            remote,
+            buffer: buffer.share(),
+            pd: Arc::clone(pd),
+        })
+    }
+
+    /// What peers name the octets by.
+    pub(crate) fn rkey(&self) -> u32 {
+        let mr = self.remote.as_ref().or_else(|| self.local.get());
+        mr.map_or(0, |mr| mr.rkey)
+    }
+
+    /// What the owner's posts name them by.
+    fn lkey(&self) -> io::Result<u32> {
+        if let Some(mr) = self.local.get() {
+            return Ok(mr.lkey);
+        }
+        let mr = self.buffer.register(&self.pd, 0)?;
+        Ok(self.local.get_or_init(|| mr).lkey)
+    }
+}
+
+/// Memory of the RNIC's own that a device may use.
+#[derive(Debug)]
+pub(crate) struct OwnMemory {
+    mr: Mr,
+    buffer: Buffer,
+}
+
+impl OwnMemory {
+    /// Zeros.
+    pub(crate) fn new(length: usize, pd: &Arc<Pd>) -> io::Result<Self> {
+        let buffer = Buffer::zeroed(length).map_err(io::Error::other)?;
+        Ok(Self {
+            mr: buffer.register(pd, 0)?,
+            buffer,
+        })
+    }
+
+    pub(crate) fn length(&self) -> usize {
+        self.buffer.length
+    }
+
+    pub(crate) fn write(&self, from: usize, octets: &[u8]) {
+        self.buffer.write_at(from, octets);
+    }
+
+    /// The word at `from`, which is aligned; 0 if it is not there.
+    pub(crate) fn word(&self, from: usize) -> u64 {
+        let mut octets = [0; WORD_BYTES];
+        if let Ok(part) = self.buffer.part(from, WORD_BYTES) {
+            part.read_into(&mut octets);
+        }
+        u64::from_ne_bytes(octets)
+    }
+
+    pub(crate) fn piece(&self, from: usize, length: usize) -> Sge {
+        Sge {
+            address: (self.buffer.address() + from) as u64,
+            length: length as u32,
+            lkey: self.mr.lkey,
+        }
+    }
+}
+
 /// A place for one buffer. It is held by its registration and by each piece of posted work that names it.
 #[derive(Debug, Default)]
 struct Slot {
@@ -200,6 +320,8 @@ struct Slot {
     holds: AtomicUsize,
     /// Others than the owner of posted work may change the octets meanwhile.
     restless: AtomicBool,
+    /// With a hardware RNIC.
+    keys: Option<Keys>,
     buffer: Option<Buffer>,
 }
 
@@ -249,7 +371,7 @@ fn parts_of(region: RegionId) -> (usize, u32) {
 
 impl Memories {
     /// Held once, by the registration. `restless`: see `set_restless`.
-    pub(crate) fn insert(&mut self, buffer: Buffer, restless: bool) -> RegionId {
+    pub(crate) fn insert(&mut self, buffer: Buffer, restless: bool, keys: Option<Keys>) -> RegionId {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());
             (self.slots.len() - 1) as u32
@@ -257,6 +379,7 @@ impl Memories {
         let slot = &mut self.slots[index as usize];
         slot.holds = AtomicUsize::new(1);
         slot.restless = AtomicBool::new(restless);
+        slot.keys = keys;
         slot.buffer = Some(buffer);
         RegionId(u64::from(slot.generation) << u32::BITS | u64::from(index))
     }
@@ -284,6 +407,29 @@ impl Memories {
         }
     }
 
+    /// No peer reaches the region any more, after return.
+    pub(crate) fn revoke_keys(&mut self, region: RegionId) {
+        let index = parts_of(region).0;
+        if self.slot(region).is_some()
+            && let Some(keys) = self.slots.get_mut(index).and_then(|slot| slot.keys.as_mut())
+        {
+            keys.remote = None;
+        }
+    }
+
+    /// What a hardware RNIC finds the octets of `span` by.
+    pub(crate) fn piece(&self, span: Span) -> io::Result<Sge> {
+        let found = self.slot(span.region).and_then(|slot| slot.keys.as_ref());
+        let (Some(keys), Some(pointer)) = (found, self.locate(span, false)) else {
+            return Err(io::Error::other("the memory of a work request is not there"));
+        };
+        Ok(Sge {
+            address: pointer.as_ptr().expose_provenance() as u64,
+            length: span.len,
+            lkey: keys.lkey()?,
+        })
+    }
+
     pub(crate) fn unheld(&self) -> &Arc<Unheld> {
         &self.unheld
     }
@@ -295,6 +441,7 @@ impl Memories {
             let index = parts_of(region).0;
             if let Some(slot) = self.slots.get_mut(index) {
                 slot.generation = slot.generation.wrapping_add(1);
+                slot.keys = None;
                 dead.extend(slot.buffer.take());
                 self.free.push(index as u32);
             }
@@ -499,7 +646,7 @@ mod tests {
     #[test]
     fn octets_are_where_the_span_says() {
         let mut memories = Memories::default();
-        let region = memories.insert(Buffer::zeroed(11).unwrap(), false);
+        let region = memories.insert(Buffer::zeroed(11).unwrap(), false, None);
         RegisteredOctets(&memories).write(span(region, 3, 4), b"abcd");
         let mut out = Vec::new();
         RegisteredOctets(&memories).read(span(region, 2, 9), &mut out);
@@ -510,7 +657,7 @@ mod tests {
     fn octets_are_read_from_wherever_they_begin_and_end() {
         let mut memories = Memories::default();
         let long = READ_AS_WORDS_MAX_BYTES + 40;
-        let region = memories.insert(Buffer::zeroed(long).unwrap(), false);
+        let region = memories.insert(Buffer::zeroed(long).unwrap(), false, None);
         let all: Vec<u8> = (0..long).map(|n| n as u8).collect();
         RegisteredOctets(&memories).write(span(region, 0, long as u32), &all);
         for from in 0..=16 {
@@ -549,7 +696,7 @@ mod tests {
     #[test]
     fn a_span_out_of_bounds_is_empty_and_is_not_written() {
         let mut memories = Memories::default();
-        let region = memories.insert(Buffer::zeroed(8).unwrap(), false);
+        let region = memories.insert(Buffer::zeroed(8).unwrap(), false, None);
         for wrong in [span(region, 1, 8), span(region, u64::MAX, 1), span(RegionId(77), 0, 1)] {
             RegisteredOctets(&memories).write(wrong, b"x");
             let mut out = Vec::new();
@@ -562,14 +709,14 @@ mod tests {
     #[test]
     fn a_released_region_names_nothing_even_when_its_slot_is_used_again() {
         let mut memories = Memories::default();
-        let first = memories.insert(Buffer::zeroed(8).unwrap(), false);
+        let first = memories.insert(Buffer::zeroed(8).unwrap(), false, None);
         memories.hold(first);
         memories.release(first);
         assert!(!memories.unheld().any());
         memories.release(first);
         assert!(memories.unheld().any() && memories.locate(span(first, 0, 1), false).is_none());
         assert_eq!(memories.take_dead().len(), 1);
-        let second = memories.insert(Buffer::zeroed(8).unwrap(), false);
+        let second = memories.insert(Buffer::zeroed(8).unwrap(), false, None);
         assert_ne!(first, second);
         assert!(memories.locate(span(first, 0, 1), false).is_none());
         memories.release(first);
@@ -579,7 +726,7 @@ mod tests {
     #[test]
     fn only_memory_that_others_may_change_is_restless() {
         let mut memories = Memories::default();
-        let [quiet, peers] = [false, true].map(|restless| memories.insert(Buffer::zeroed(8).unwrap(), restless));
+        let [quiet, peers] = [false, true].map(|restless| memories.insert(Buffer::zeroed(8).unwrap(), restless, None));
         let still = |memories: &Memories, region| RegisteredOctets(memories).is_still(span(region, 0, 8));
         assert!(still(&memories, quiet) && !still(&memories, peers));
         memories.set_restless(quiet);
@@ -593,7 +740,7 @@ mod tests {
         // SAFETY: a static lives for ever, and is registered for reading only.
         let buffer = unsafe { Buffer::from_raw_parts(address, 4, false, Box::new(())) }.unwrap();
         let mut memories = Memories::default();
-        let region = memories.insert(buffer, false);
+        let region = memories.insert(buffer, false, None);
         RegisteredOctets(&memories).write(span(region, 0, 4), b"gone");
         assert_eq!(memories.octets(span(region, 0, 4)), b"keep");
         assert!(memories.atomic(region, 0, &mut |old| old).is_none());
@@ -602,7 +749,7 @@ mod tests {
     #[test]
     fn atomics_return_the_old_value() {
         let mut memories = Memories::default();
-        let region = memories.insert(Buffer::zeroed(16).unwrap(), false);
+        let region = memories.insert(Buffer::zeroed(16).unwrap(), false, None);
         assert_eq!(memories.atomic(region, 8, &mut |old| old + 5), Some(0));
         assert_eq!(memories.atomic(region, 8, &mut |old| old + 1), Some(5));
         assert_eq!(memories.atomic(region, 4, &mut |old| old + 1), None);

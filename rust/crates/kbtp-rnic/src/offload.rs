@@ -404,7 +404,7 @@ impl StreamState {
         let Some(operation) = self.operation.as_mut() else {
             return false;
         };
-        let posted = operation.iwarp.post(work).is_ok();
+        let posted = operation.post(work).is_ok();
         if posted {
             self.held_work.push_back(HeldWork { regions, owner });
         }
@@ -424,7 +424,7 @@ impl StreamState {
     /// Post the receive buffer `slot` again, in memory that the session holds.
     pub(crate) fn post_slot(&mut self, slot: u64, buffer: Span) {
         if let Some(operation) = self.operation.as_mut()
-            && operation.iwarp.post_receive(slot, buffer).is_ok()
+            && operation.post_receive(slot, buffer).is_ok()
         {
             self.held_receives.push_back(None);
         }

@@ -1,151 +1,139 @@
-//! Full operation (RFC 5044 3 to 6): octets between one TCP connection and its `IwarpStream`, both ways.
+//! A connection in use, whichever way it moves octets: user-space iWARP over TCP, or a queue pair of rdma-core.
 //!
-//! Each step holds the device's lock, as one of its readers, from the checks of an STag to the last octet that the system
-//! has copied, so that a revocation in another thread comes before or after it, never within. What the socket does not take
-//! of FPDUs that were built waits as it is: what it names in registered memory belongs to posted work, which holds it until
-//! its last octet has left, and a Read Response is copied when it is built, while its STag is known to be good.
+//! A stream posts work and takes events; it does not know which of the two it has.
 
 use std::io;
-use std::mem;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use kbtp_proto::fpdu::mulpdu_for_emss;
-use kbtp_proto::limits;
-use kbtp_proto::memory::StreamMemory;
-use kbtp_proto::mpa::Negotiated;
-use kbtp_proto::stag::StreamId as ViewId;
-use kbtp_proto::stream::{Flushed, IwarpStream, Outgoing};
+use kbtp_proto::memory::Span;
+use kbtp_proto::stream::{Event, Flushed, Moved, Outgoing, PostError, Work};
 use kbtp_proto::types::TerminateCause;
 
+use crate::core::Core;
 use crate::device::DeviceShared;
-use crate::memory::{PARTS_MAX, RegisteredOctets, receive_into, send_parts};
-use crate::tcp::Link;
-
-/// Read behind a payload that goes straight to its place: the end of its FPDU, the short ones that follow, and the header
-/// of the next long one, so that a stream of these takes one read each.
-const PREFETCH_BYTES: usize = 4096;
-
-/// Read into the staging buffer at first: a block of 4 KiB and its COMPLETION. More only while that fills up with short
-/// FPDUs: of a long one everything that is read here has to be copied once more.
-const APPETITE_BYTES: usize = 8 * 1024;
-const APPETITE_GROWTH: usize = 4;
-
-/// Built before the first `sendmsg` of a turn, so that the peer begins while this side goes on. Later ones take as much as
-/// was sent before them, which makes fewer of them.
-const FIRST_BATCH_BYTES: usize = 64 * 1024;
-
-/// Parts that one more FPDU adds, if it is sent from where it lies: head, one or two spans, tail.
-const PARTS_OF_FPDU: usize = 4;
-
-/// The path changes its MTU seldom, and an FPDU that is cut for the former one arrives as well (RFC 5044 4.5).
-const EMSS_CHECK_PERIOD: Duration = Duration::from_millis(100);
+use crate::event_loop::{Poller, Token};
+use crate::iwarp_operation::IwarpOperation;
+use crate::verbs_operation::VerbsOperation;
 
 /// What one read gave.
 pub(crate) enum Received {
     /// Nothing is there now.
     Nothing,
-    /// The peer's FIN; `whole` says whether between messages.
+    /// The peer has closed; `whole` says whether between messages.
     Eof { whole: bool },
     /// So many octets, and whether more may be there.
     Octets { bytes: usize, more: bool },
 }
 
-/// A connection in use.
-pub(crate) struct Operation {
-    pub(crate) link: Link,
-    pub(crate) iwarp: IwarpStream,
-    view: ViewId,
-    markers: bool,
-    emss_bytes: u32,
-    emss_check_at: Instant,
-    appetite_bytes: usize,
-    /// FPDUs that were built, and that the socket has not taken wholly.
-    unsent: Option<Outgoing>,
+/// See the head of this module.
+pub(crate) enum Operation {
+    Iwarp(Box<IwarpOperation>),
+    Verbs(Box<VerbsOperation>),
 }
 
 impl Operation {
-    pub(crate) fn new(link: Link, view: ViewId, negotiated: Negotiated, active: bool) -> io::Result<Self> {
-        let markers = negotiated.tx_markers;
-        let emss_bytes = link.emss_bytes()?;
-        let iwarp = IwarpStream::new(negotiated, active, mulpdu_for_emss(emss_bytes, markers), None);
-        Ok(Self {
-            link,
-            iwarp,
-            view,
-            markers,
-            emss_bytes,
-            emss_check_at: Instant::now() + EMSS_CHECK_PERIOD,
-            appetite_bytes: APPETITE_BYTES,
-            unsent: None,
-        })
+    // --- from the stream ---
+
+    pub(crate) fn post(&mut self, work: Work) -> Result<(), PostError> {
+        match self {
+            Self::Iwarp(operation) => operation.iwarp.post(work),
+            Self::Verbs(operation) => operation.post(work),
+        }
+    }
+
+    pub(crate) fn post_receive(&mut self, wr_id: u64, buffer: Span) -> Result<(), PostError> {
+        match self {
+            Self::Iwarp(operation) => operation.iwarp.post_receive(wr_id, buffer),
+            Self::Verbs(operation) => operation.post_receive(wr_id, buffer),
+        }
+    }
+
+    pub(crate) fn next_event(&mut self) -> Option<Event> {
+        match self {
+            Self::Iwarp(operation) => operation.iwarp.next_event(),
+            Self::Verbs(operation) => operation.next_event(),
+        }
+    }
+
+    /// It takes no more work, and says why, or has said so.
+    pub(crate) fn failed(&self) -> bool {
+        match self {
+            Self::Iwarp(operation) => operation.iwarp.failed(),
+            Self::Verbs(operation) => operation.failed(),
+        }
+    }
+
+    pub(crate) fn terminate(&mut self, cause: TerminateCause) {
+        match self {
+            Self::Iwarp(operation) => operation.iwarp.terminate(cause),
+            Self::Verbs(operation) => operation.terminate(cause),
+        }
+    }
+
+    /// Take the CRC32c of what moves through this memory, where octets pass through this process.
+    pub(crate) fn watch_memory(&mut self, stag: u32, to: u64, length: u32) {
+        if let Self::Iwarp(operation) = self {
+            operation.iwarp.watch(stag, to, length);
+        }
+    }
+
+    /// What has moved through it; None where nobody knows.
+    pub(crate) fn moved(&mut self, stag: u32, to: u64) -> Option<Moved> {
+        match self {
+            Self::Iwarp(operation) => operation.iwarp.moved(stag, to),
+            Self::Verbs(_) => None,
+        }
+    }
+
+    // --- from the loop ---
+
+    /// The file descriptor that shows completions is readable.
+    pub(crate) fn notified(&mut self) {
+        if let Self::Verbs(operation) = self {
+            operation.notified();
+        }
+    }
+
+    /// The file descriptor of the connection manager is readable.
+    pub(crate) fn managed(&mut self) {
+        if let Self::Verbs(operation) = self {
+            operation.managed();
+        }
+    }
+
+    /// One look at what has come, and what it means for the stream.
+    pub(crate) fn receive(&mut self, device: &DeviceShared, staging: &mut [u8]) -> io::Result<Received> {
+        match self {
+            Self::Iwarp(operation) => operation.receive(device, staging),
+            Self::Verbs(operation) => operation.receive(),
+        }
     }
 
     /// Octets that were read during start-up.
     pub(crate) fn receive_octets(&mut self, device: &DeviceShared, data: &[u8]) {
-        device.lend(self.view, |memory, octets| self.iwarp.receive(data, memory, octets));
+        if let Self::Iwarp(operation) = self {
+            operation.receive_octets(device, data);
+        }
     }
 
-    /// One read from the socket, and what it means for the stream.
-    pub(crate) fn receive(&mut self, device: &DeviceShared, staging: &mut [u8]) -> io::Result<Received> {
-        device.lend(self.view, |memory, octets| self.receive_with(memory, octets, staging))
-    }
-
-    fn receive_with(
-        &mut self,
-        memory: &mut dyn StreamMemory,
-        octets: &mut RegisteredOctets<'_>,
-        staging: &mut [u8],
-    ) -> io::Result<Received> {
-        let direct = self.iwarp.direct(memory);
-        let (direct_bytes, wanted) = match direct {
-            Some(span) => (span.len as usize, PREFETCH_BYTES),
-            None => (0, self.appetite_bytes),
-        };
-        let end = wanted.min(staging.len());
-        let staging = &mut staging[..end];
-        let result = match direct {
-            Some(span) => {
-                let received = receive_into(self.link.fd(), octets.0, span, staging);
-                self.link.received(received)
-            }
-            None => self.link.receive(staging),
-        };
-        let Some(bytes) = result? else {
-            return Ok(Received::Nothing);
-        };
-        if bytes == 0 {
-            return Ok(Received::Eof {
-                whole: self.iwarp.receive_eof(),
-            });
-        }
-        if direct.is_some() {
-            self.iwarp.direct_received(bytes.min(direct_bytes) as u32, octets);
-        }
-        let staged = staging.get(..bytes.saturating_sub(direct_bytes)).unwrap_or_default();
-        self.iwarp.receive(staged, memory, octets);
-        let more = bytes == direct_bytes + staging.len();
-        let long_bytes = self.iwarp.direct(memory).map_or(0, |span| span.len as usize);
-        if long_bytes >= APPETITE_BYTES {
-            self.appetite_bytes = APPETITE_BYTES;
-        } else if more && direct.is_none() {
-            let grown_bytes = self.appetite_bytes.saturating_mul(APPETITE_GROWTH);
-            self.appetite_bytes = grown_bytes.min(limits::RNIC_READ_BUFFER_BYTES);
-        }
-        Ok(Received::Octets { bytes, more })
-    }
-
-    /// The socket has not taken all that was built for it.
+    /// It waits until what was built for it can leave.
     pub(crate) fn has_unsent(&self) -> bool {
-        self.link.has_unsent() || self.unsent.is_some()
+        match self {
+            Self::Iwarp(operation) => operation.has_unsent(),
+            Self::Verbs(_) => false,
+        }
     }
 
-    /// Something could be built and sent now, if the socket took it.
+    /// Something could leave now.
     pub(crate) fn has_to_send(&self) -> bool {
-        !self.has_unsent() && !self.link.send_finished && self.iwarp.wants_to_send()
+        match self {
+            Self::Iwarp(operation) => operation.has_to_send(),
+            Self::Verbs(operation) => operation.has_to_send(),
+        }
     }
 
-    /// Hand the system what waits, or else FPDUs that are built now; how many octets it took. `spare` is empty, before and
-    /// after. `sent_bytes`: how many this stream has sent in this turn.
+    /// Hand on what waits; how many octets that was. `spare` is empty, before and after. `sent_bytes`: how many this stream
+    /// has sent in this turn.
     pub(crate) fn send_batch(
         &mut self,
         device: &DeviceShared,
@@ -153,90 +141,80 @@ impl Operation {
         sent_bytes: usize,
         now: Instant,
     ) -> io::Result<usize> {
-        self.link.send_queued()?;
-        if self.link.has_unsent() {
-            return Ok(0);
+        match self {
+            Self::Iwarp(operation) => operation.send_batch(device, spare, sent_bytes, now),
+            Self::Verbs(operation) => operation.send_batch(device),
         }
-        let mut out = self.unsent.take().unwrap_or_else(|| mem::take(spare));
-        self.check_emss(now)?;
-        let result = device.lend(self.view, |memory, octets| {
-            if out.is_empty() {
-                let ahead_bytes = sent_bytes.clamp(FIRST_BATCH_BYTES, limits::RNIC_UNSENT_MAX_BYTES);
-                self.build(memory, octets, ahead_bytes, &mut out);
-            }
-            self.send_built(octets, &mut out)
-        });
-        if out.is_empty() {
-            *spare = out;
-        } else {
-            self.unsent = Some(out);
-        }
-        result
     }
 
-    fn check_emss(&mut self, now: Instant) -> io::Result<()> {
-        if now >= self.emss_check_at {
-            self.emss_check_at = now + EMSS_CHECK_PERIOD;
-            let emss_bytes = self.link.emss_bytes()?;
-            if emss_bytes != self.emss_bytes {
-                self.emss_bytes = emss_bytes;
-                self.iwarp.set_mulpdu(mulpdu_for_emss(emss_bytes, self.markers));
-            }
+    /// Be told when something has come, or with `write` when more can leave.
+    pub(crate) fn watch(&mut self, core: &mut Core, token: Token, write: bool) {
+        match self {
+            Self::Iwarp(operation) => core.watch(&mut operation.link, token, true, write),
+            Self::Verbs(operation) => operation.watch(core, token),
         }
-        Ok(())
     }
 
-    fn build(
-        &mut self,
-        memory: &mut dyn StreamMemory,
-        octets: &RegisteredOctets<'_>,
-        ahead_bytes: usize,
-        out: &mut Outgoing,
-    ) {
-        while out.left_bytes() < ahead_bytes
-            && out.part_count() + PARTS_OF_FPDU <= PARTS_MAX
-            && self.iwarp.build_fpdu(memory, octets, out)
-        {}
+    pub(crate) fn unwatch(&mut self, poller: &Poller) {
+        match self {
+            Self::Iwarp(operation) => operation.link.unwatch(poller),
+            Self::Verbs(operation) => operation.unwatch(poller),
+        }
     }
 
-    fn send_built(&mut self, octets: &RegisteredOctets<'_>, out: &mut Outgoing) -> io::Result<usize> {
-        if out.is_empty() {
-            return Ok(0); // a Read Response that was refused
+    // --- the end ---
+
+    /// A measure of progress.
+    pub(crate) fn moved_bytes(&self) -> u64 {
+        match self {
+            Self::Iwarp(operation) => operation.link.moved_bytes,
+            Self::Verbs(operation) => operation.moved_bytes,
         }
-        let sent = match send_parts(self.link.fd(), octets.0, out.parts()) {
-            Ok(sent) => sent,
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => 0,
-            // Nothing was taken: what it was for is flushed.
-            Err(error) => return Err(error),
-        };
-        self.link.moved_bytes += sent as u64;
-        self.iwarp.sent(out, sent);
-        Ok(sent)
+    }
+
+    /// This side has said that it sends nothing more.
+    pub(crate) fn send_finished(&self) -> bool {
+        match self {
+            Self::Iwarp(operation) => operation.link.send_finished,
+            Self::Verbs(operation) => operation.send_finished,
+        }
+    }
+
+    /// The queue pair has failed, and why is not yet known.
+    pub(crate) fn is_flushed(&self) -> bool {
+        match self {
+            Self::Iwarp(_) => false,
+            Self::Verbs(operation) => operation.is_flushed(),
+        }
+    }
+
+    pub(crate) fn finish_sending(&mut self) -> io::Result<()> {
+        match self {
+            Self::Iwarp(operation) => operation.link.finish_sending(),
+            Self::Verbs(operation) => operation.finish_sending(),
+        }
     }
 
     /// Nothing of what was built goes out any more.
     pub(crate) fn drop_unsent(&mut self) {
-        self.link.drop_unsent();
-        self.unsent = None;
+        if let Self::Iwarp(operation) = self {
+            operation.drop_unsent();
+        }
     }
 
-    /// Send and receive no more, but for what was built and a Terminate that waits; its cause. No registered memory is needed
-    /// for that any more.
+    /// Send and receive no more, but for what was built and a Terminate that waits; its cause.
     pub(crate) fn stop(&mut self, device: &DeviceShared) -> Option<TerminateCause> {
-        if self.link.send_finished {
-            return None;
+        match self {
+            Self::Iwarp(operation) => operation.stop(device),
+            Self::Verbs(operation) => operation.stop(),
         }
-        let cause = self.iwarp.sent_cause();
-        let mut out = self.unsent.take().unwrap_or_default();
-        device.lend(self.view, |memory, octets| {
-            while cause.is_some() && self.iwarp.build_fpdu(memory, octets, &mut out) {}
-            out.copy_rest(octets, self.link.unsent_mut());
-        });
-        cause
     }
 
     /// What was posted and is not done.
     pub(crate) fn flush(&mut self, device: &DeviceShared) -> Vec<Flushed> {
-        device.lend(self.view, |memory, _| self.iwarp.flush(memory))
+        match self {
+            Self::Iwarp(operation) => operation.flush(device),
+            Self::Verbs(operation) => operation.flush(),
+        }
     }
 }

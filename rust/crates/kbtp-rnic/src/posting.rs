@@ -8,10 +8,13 @@ use kbtp_proto::limits::RNIC_READ_DEPTH_MAX;
 use kbtp_proto::memory::Span;
 use kbtp_proto::stag::StreamId as ViewId;
 use kbtp_proto::stream::{Inline, Payload, Piece, Work};
+use kbtp_verbs::{Atomics, Device, Parameters};
 
 use crate::api::{Recv, Sge, WorkRequest};
 use crate::device::{DeviceShared, Pd};
 use crate::error::Error;
+
+const TOP_BIT: u64 = 1 << 63;
 
 /// What a stream may name in its posts.
 #[derive(Clone)]
@@ -38,6 +41,16 @@ fn checked_depth(name: &str, depth: u32) -> Result<u16, Error> {
         _ => Err(Error::misuse(format!(
             "{name} must be 0 to {RNIC_READ_DEPTH_MAX}; got {depth}"
         ))),
+    }
+}
+
+/// What this side tells the peer; no more of IRD and ORD than the device has.
+pub(crate) fn parameters(private_data: &[u8], (ird, ord): (u16, u16), hardware: &Device) -> Parameters {
+    let depth = |wanted: u16, most: u8| u8::try_from(wanted).unwrap_or(u8::MAX).min(most);
+    Parameters {
+        private_data: private_data.to_vec(),
+        responder_resources: depth(ird, hardware.max_ird),
+        initiator_depth: depth(ord, hardware.max_ord),
     }
 }
 
@@ -131,6 +144,19 @@ pub(crate) fn prepare(request: WorkRequest, view: &View, ord: u16) -> Result<Wor
             stag: remote_stag,
             to: remote_to,
         },
+        WorkRequest::WriteImmediate {
+            wr_id,
+            inline,
+            remote_stag,
+            remote_to,
+            immediate,
+        } => Work::WriteImmediate {
+            wr_id,
+            octets: Inline::from_vec(inline),
+            stag: remote_stag,
+            to: remote_to,
+            immediate,
+        },
         WorkRequest::Read {
             wr_id,
             sink,
@@ -194,13 +220,50 @@ pub(crate) fn spans_of(work: &Work) -> impl Iterator<Item = &Span> {
     let (payload, sink) = match work {
         Work::Send { payload, .. } | Work::Write { payload, .. } => (payload.as_slice(), None),
         Work::Read { sink, .. } => (&[][..], Some(sink)),
-        Work::FetchAdd { .. } | Work::CompareSwap { .. } | Work::Immediate { .. } => (&[][..], None),
+        Work::FetchAdd { .. } | Work::CompareSwap { .. } | Work::Immediate { .. } | Work::WriteImmediate { .. } => {
+            (&[][..], None)
+        }
     };
     let sources = payload.iter().filter_map(|piece| match piece {
         Piece::Span(span) | Piece::Still(span) | Piece::Known(span, _) => Some(span),
         Piece::Inline(_) => None,
     });
     sources.chain(sink)
+}
+
+/// Refuses what the device of `view` has no message for.
+pub(crate) fn check_capabilities(work: &Work, view: &View) -> Result<(), Error> {
+    let Some(hardware) = &view.device.hardware else {
+        return match work {
+            Work::WriteImmediate { .. } => Err(Error::misuse("RDMAP has no RDMA Write with Immediate")),
+            _ => Ok(()),
+        };
+    };
+    let name = &hardware.name;
+    let lacks = |what: &str| {
+        Err(Error::misuse(format!(
+            "{name} has no {what}: see the RNIC's capabilities"
+        )))
+    };
+    match work {
+        Work::Immediate { .. } => lacks("Immediate Data (RFC 7306 6)"),
+        Work::WriteImmediate { .. } if hardware.iwarp => lacks("RDMA Write with Immediate"),
+        Work::Send {
+            invalidate_stag: Some(_),
+            ..
+        } if !hardware.send_with_invalidate => lacks("Send with Invalidate"),
+        Work::FetchAdd { .. } | Work::CompareSwap { .. } if hardware.atomics == Atomics::None => lacks("atomics"),
+        // The carry out of the last bit goes nowhere anyway.
+        Work::FetchAdd { add_mask, .. } if add_mask & !TOP_BIT != 0 => lacks("masked FetchAdd: add_mask must be 0"),
+        Work::CompareSwap {
+            swap_mask,
+            compare_mask,
+            ..
+        } if (*swap_mask, *compare_mask) != (u64::MAX, u64::MAX) => {
+            lacks("masked CmpSwap: both masks must be all ones")
+        }
+        _ => Ok(()),
+    }
 }
 
 fn payload_of(inline: Option<Vec<u8>>, sges: &[Sge], view: &View) -> Result<Payload, Error> {

@@ -1,27 +1,47 @@
 //! A connect request: an MPA Request that waits for the ULP's answer (RFC 5044 7.1.2 rule 2).
 
 use std::fmt;
+use std::io;
 use std::sync::{Arc, Weak};
 
-use kbtp_proto::mpa::{Negotiated, PassiveStartup, PeerRequest};
+use kbtp_proto::mpa::{PassiveStartup, PeerRequest};
+use kbtp_verbs::{Endpoint, Parameters};
 
 use crate::api::{Event, Recv};
+use crate::connector::Transport;
 use crate::core::{ChannelShared, Core, Source};
 use crate::device::Pd;
 use crate::error::Error;
 use crate::event_loop::{Token, new_token};
 use crate::goodbye::Goodbye;
 use crate::listener::ListenerState;
-use crate::posting::{check_depths, check_domain};
+use crate::posting::{check_depths, check_domain, parameters};
 use crate::stream::Stream;
 use crate::stream_state::StreamState;
 use crate::tcp::Link;
+use crate::verbs_operation::VerbsOperation;
+
+/// The peer that waits for an answer.
+enum Peer {
+    Iwarp { link: Link, startup: PassiveStartup },
+    Verbs { endpoint: Endpoint, name: String },
+}
+
+impl Peer {
+    fn name(&self) -> &str {
+        match self {
+            Self::Iwarp { link, .. } => &link.peer,
+            Self::Verbs { name, .. } => name,
+        }
+    }
+}
 
 /// The request as the channel keeps it.
 pub(crate) struct Pending {
     listener: Token,
-    link: Link,
-    startup: PassiveStartup,
+    peer: Peer,
+    /// What it can serve, and what it would like to use.
+    peer_depths: (u16, u16),
 }
 
 impl Pending {
@@ -33,34 +53,48 @@ impl Pending {
         startup: PassiveStartup,
         request: PeerRequest,
     ) {
+        let pending = Self {
+            listener,
+            peer: Peer::Iwarp { link, startup },
+            peer_depths: (request.peer_ird, request.peer_ord),
+        };
+        pending.wait(core, token, request.private_data);
+    }
+
+    /// As `ask`, of a request that the connection manager has brought.
+    pub(crate) fn ask_verbs(core: &mut Core, listener: Token, endpoint: Endpoint, parameters: Parameters) {
+        let address = endpoint.remote_address();
+        let name = address.map_or_else(|| "an unknown peer".into(), |address| address.to_string());
+        let pending = Self {
+            listener,
+            peer: Peer::Verbs { endpoint, name },
+            peer_depths: (parameters.initiator_depth.into(), parameters.responder_resources.into()),
+        };
+        pending.wait(core, new_token(), parameters.private_data);
+    }
+
+    fn wait(self, core: &mut Core, token: Token, private_data: Vec<u8>) {
         let inner = Inner {
             channel: core.me.clone(),
             token,
-            peer: link.peer.clone(),
-            request,
+            peer: self.peer.name().to_owned(),
+            private_data,
+            peer_depths: self.peer_depths,
         };
-        core.sources.insert(
-            token,
-            Source::Request(Self {
-                listener,
-                link,
-                startup,
-            }),
-        );
+        core.sources.insert(token, Source::Request(self));
         core.ask(token, Event::ConnectRequest(ConnectRequest { inner: Arc::new(inner) }));
     }
 
     /// The owner polls again: the answer is no.
     pub(crate) fn reject_unanswered(core: &mut Core, token: Token) {
         if let Some(pending) = Self::take(core, token) {
-            let peer = &pending.link.peer;
+            let peer = pending.peer.name();
             core.log(
                 log::Level::Warn,
                 format!("the connect request of {peer} was neither accepted nor rejected: rejected"),
             );
             // No private data is never too long.
-            let reply = pending.startup.reject(&[], 0, 0).unwrap_or_default();
-            pending.refuse(core, token, &reply);
+            let _ = pending.refuse(core, token, &[]);
         }
     }
 
@@ -74,67 +108,143 @@ impl Pending {
         }
     }
 
-    fn refuse(mut self, core: &mut Core, token: Token, reply: &[u8]) {
-        ListenerState::forget(core, self.listener, token);
-        self.link.queue(reply);
-        Goodbye::start(core, token, self.link);
-    }
-
-    /// The stream that `answer` asks for, and its Reply; nothing has happened yet.
-    fn agree(&self, core: &mut Core, pd: &Pd, answer: &Answer<'_>) -> Result<Agreed, Error> {
-        let (ird, ord) = check_depths(answer.ird, answer.ord)?;
-        check_domain(pd, &core.device)?;
-        let id = new_token();
-        let mut stream = Box::new(StreamState::new(core, id, pd, self.link.peer.clone(), ird, ord)?);
-        let agreed = stream.post_recv(core, answer.receives).and_then(|()| {
-            let (reply, negotiated) = self
-                .startup
-                .accept(answer.private_data, ird, ord)
-                .map_err(|error| Error::misuse(error.0))?;
-            let handle = stream
-                .handle(core)
-                .ok_or_else(|| Error::misuse("the channel is closed"))?;
-            Ok((reply, negotiated, handle))
-        });
-        match agreed {
-            Ok((reply, negotiated, handle)) => Ok(Agreed {
-                id,
-                stream,
-                handle,
-                reply,
-                negotiated,
-            }),
-            Err(error) => {
-                stream.discard(core);
-                Err(error)
+    /// Back with why, if the answer cannot be given.
+    fn refuse(mut self, core: &mut Core, token: Token, private_data: &[u8]) -> Result<(), Box<(Self, Error)>> {
+        let refused = match &mut self.peer {
+            Peer::Iwarp { startup, .. } => startup
+                .reject(private_data, 0, 0)
+                .map_err(|error| Error::misuse(error.0)),
+            Peer::Verbs { endpoint, .. } => endpoint.reject(private_data).map(|()| Vec::new()).map_err(Error::from),
+        };
+        match refused {
+            Err(error) => Err(Box::new((self, error))),
+            Ok(reply) => {
+                ListenerState::forget(core, self.listener, token);
+                if let Peer::Iwarp { mut link, .. } = self.peer {
+                    link.queue(&reply);
+                    Goodbye::start(core, token, link);
+                }
+                Ok(())
             }
         }
     }
 
-    /// `core` is that of the stream, and need not be the listener's.
-    fn accept(mut self, core: &mut Core, agreed: Agreed) -> Stream {
-        let Agreed {
-            id,
-            mut stream,
-            handle,
-            reply,
-            negotiated,
-        } = agreed;
-        self.link.queue(&reply);
-        stream.open(core, self.link, negotiated, false, &[]);
+    /// Make the stream that `answer` asks for, on `core`, which need not be the listener's. Back with why that cannot be, if
+    /// there may be another answer.
+    fn accept(self, core: &mut Core, pd: &Pd, answer: &Answer<'_>) -> Result<Stream, Refused> {
+        let (mut stream, handle) = match new_stream(core, pd, self.peer.name(), answer) {
+            Ok(made) => made,
+            Err(error) => return Err(Box::new((Some(self), error))),
+        };
+        let transport = match self.agree(core, &stream, pd, answer) {
+            Ok(transport) => transport,
+            Err(refused) => {
+                stream.discard(core);
+                return Err(refused);
+            }
+        };
+        let token = stream.token();
+        stream.open(core, transport, false);
         if !stream.has_ended() {
-            core.sources.insert(id, Source::Stream(stream));
+            core.sources.insert(token, Source::Stream(stream));
         }
-        handle
+        Ok(handle)
+    }
+
+    fn agree(self, core: &Core, stream: &StreamState, pd: &Pd, answer: &Answer<'_>) -> Result<Transport, Refused> {
+        let (ird, ord) = stream.depths();
+        let Self {
+            listener,
+            peer,
+            peer_depths,
+        } = self;
+        match peer {
+            Peer::Iwarp { mut link, startup } => match startup.accept(answer.private_data, ird, ord) {
+                Ok((reply, negotiated)) => {
+                    link.queue(&reply);
+                    Ok(Transport::Iwarp {
+                        link,
+                        negotiated,
+                        surplus: Vec::new(),
+                    })
+                }
+                Err(error) => {
+                    let pending = Self {
+                        listener,
+                        peer: Peer::Iwarp { link, startup },
+                        peer_depths,
+                    };
+                    Err(Box::new((Some(pending), Error::misuse(error.0))))
+                }
+            },
+            Peer::Verbs { endpoint, name } => {
+                let (peer_ird, peer_ord) = peer_depths;
+                let depths = (ird.min(peer_ord), ord.min(peer_ird));
+                accept_verbs(core, endpoint, stream, pd, answer.private_data, depths).map_err(|error| {
+                    let why = format!("{name} cannot be accepted: {error}");
+                    Box::new((None, Error::Io(io::Error::other(why))))
+                })
+            }
+        }
     }
 }
 
-struct Agreed {
-    id: Token,
-    stream: Box<StreamState>,
-    handle: Stream,
-    reply: Vec<u8>,
-    negotiated: Negotiated,
+/// Why a request was not accepted; and the request, if there may be another answer.
+type Refused = Box<(Option<Pending>, Error)>;
+
+/// A stream to `peer` with the receives of `answer`.
+fn new_stream(core: &mut Core, pd: &Pd, peer: &str, answer: &Answer<'_>) -> Result<(Box<StreamState>, Stream), Error> {
+    let (ird, ord) = check_depths(answer.ird, answer.ord)?;
+    check_domain(pd, &core.device)?;
+    let mut stream = Box::new(StreamState::new(core, new_token(), pd, peer.to_owned(), ird, ord)?);
+    let posted = stream.post_recv(core, answer.receives);
+    let handle = posted.and_then(|()| {
+        let handle = stream.handle(core);
+        handle.ok_or_else(|| Error::misuse("the channel is closed"))
+    });
+    match handle {
+        Ok(handle) => Ok((stream, handle)),
+        Err(error) => {
+            stream.discard(core);
+            Err(error)
+        }
+    }
+}
+
+/// The receives of `stream` are posted before the peer can know that it was accepted.
+fn accept_verbs(
+    core: &Core,
+    endpoint: Endpoint,
+    stream: &StreamState,
+    pd: &Pd,
+    private_data: &[u8],
+    depths: (u16, u16),
+) -> io::Result<Transport> {
+    let (Some(hardware), Some(pd)) = (&core.device.hardware, &pd.hardware) else {
+        return Err(io::ErrorKind::Unsupported.into());
+    };
+    if endpoint.context() != Some(hardware.context) {
+        let other = endpoint.context().map_or_else(String::new, |context| context.name());
+        let name = &hardware.name;
+        return Err(io::Error::other(format!(
+            "it comes through {other}, and {name} is open"
+        )));
+    }
+    let mut operation = Box::new(VerbsOperation::new(endpoint, pd, hardware)?);
+    for (wr_id, span) in &stream.early_receives {
+        // Refused only by a queue pair that has failed, which this one has not.
+        let _ = operation.post_receive(*wr_id, *span);
+    }
+    operation.post_receives(&core.device)?;
+    let agreed = parameters(private_data, depths, hardware);
+    operation.endpoint().accept(&agreed)?;
+    Ok(Transport::Verbs {
+        operation,
+        ird: agreed.responder_resources.into(),
+        ord: agreed.initiator_depth.into(),
+        private_data: Vec::new(),
+        receives_posted: stream.early_receives.len(),
+    })
 }
 
 /// What `ConnectRequest::accept` was given.
@@ -149,7 +259,8 @@ struct Inner {
     channel: Weak<ChannelShared>,
     token: Token,
     peer: String,
-    request: PeerRequest,
+    private_data: Vec<u8>,
+    peer_depths: (u16, u16),
 }
 
 /// A peer asks to connect: `kbtp.verbs.api.ConnectRequest`. A handle.
@@ -168,7 +279,7 @@ impl ConnectRequest {
     /// The peer's.
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
-        &self.inner.request.private_data
+        &self.inner.private_data
     }
 
     /// `host:port` of the peer.
@@ -180,13 +291,13 @@ impl ConnectRequest {
     /// What the peer can serve.
     #[must_use]
     pub fn peer_ird(&self) -> u32 {
-        self.inner.request.peer_ird.into()
+        self.inner.peer_depths.0.into()
     }
 
     /// What the peer would like to use.
     #[must_use]
     pub fn peer_ord(&self) -> u32 {
-        self.inner.request.peer_ord.into()
+        self.inner.peer_depths.1.into()
     }
 
     /// `receives` are there before the peer's first message can be. The stream may be posted to at once.
@@ -208,10 +319,7 @@ impl ConnectRequest {
         let listener = pending.listener;
         let accepted = home
             .next_loop()
-            .with(|core| match pending.agree(core, pd, &answer) {
-                Ok(agreed) => Ok(pending.accept(core, agreed)),
-                Err(error) => Err(Box::new((pending, error))),
-            })
+            .with(|core| pending.accept(core, pd, &answer))
             .ok_or_else(|| self.gone())?;
         match accepted {
             Ok(stream) => {
@@ -220,7 +328,12 @@ impl ConnectRequest {
             }
             Err(refused) => {
                 let (pending, error) = *refused;
-                home.with(|core| core.sources.insert(token, Source::Request(pending)));
+                home.with(|core| match pending {
+                    Some(pending) => {
+                        core.sources.insert(token, Source::Request(pending));
+                    }
+                    None => ListenerState::forget(core, listener, token),
+                });
                 Err(error)
             }
         }
@@ -235,16 +348,11 @@ impl ConnectRequest {
         let token = self.inner.token;
         self.with(|core| {
             let pending = Pending::take(core, token).ok_or_else(|| self.gone())?;
-            match pending.startup.reject(private_data, 0, 0) {
-                Ok(reply) => {
-                    pending.refuse(core, token, &reply);
-                    Ok(())
-                }
-                Err(error) => {
-                    core.sources.insert(token, Source::Request(pending));
-                    Err(Error::misuse(error.0))
-                }
-            }
+            pending.refuse(core, token, private_data).map_err(|refused| {
+                let (pending, error) = *refused;
+                core.sources.insert(token, Source::Request(pending));
+                error
+            })
         })
     }
 

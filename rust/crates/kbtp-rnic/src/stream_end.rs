@@ -80,10 +80,10 @@ impl StreamState {
         let Some(operation) = self.operation.as_mut() else {
             return;
         };
-        if self.state != State::Disconnecting || operation.link.send_finished || busy {
+        if self.state != State::Disconnecting || operation.send_finished() || busy {
             return;
         }
-        match operation.link.finish_sending() {
+        match operation.finish_sending() {
             Ok(()) => self.watch_disconnect(core),
             Err(error) => self.take_loss(core, &error),
         }
@@ -98,10 +98,7 @@ impl StreamState {
 
     pub(crate) fn watch_disconnect(&mut self, core: &mut Core) {
         core.timers.cancel(&mut self.timer);
-        self.moved_bytes_seen = self
-            .operation
-            .as_ref()
-            .map_or(0, |operation| operation.link.moved_bytes);
+        self.moved_bytes_seen = self.operation.as_ref().map_or(0, Operation::moved_bytes);
         self.timer = Some(core.start_timer(core.options().disconnect, self.token));
     }
 
@@ -109,8 +106,16 @@ impl StreamState {
         let Some(operation) = self.operation.as_ref() else {
             return;
         };
-        let finished = operation.link.send_finished;
-        if !finished && operation.link.moved_bytes != self.moved_bytes_seen {
+        let peer = &self.facts.remote_address;
+        if operation.is_flushed() {
+            let reason = EndReason::lost(format!(
+                "the connection to {peer} has failed: its queue pair takes no more work"
+            ));
+            self.end(core, Some(reason));
+            return;
+        }
+        let finished = operation.send_finished();
+        if !finished && operation.moved_bytes() != self.moved_bytes_seen {
             self.watch_disconnect(core);
             return;
         }
@@ -119,7 +124,7 @@ impl StreamState {
         } else {
             "did not let the posted work finish"
         };
-        let (peer, limit_s) = (&self.facts.remote_address, core.options().disconnect.as_secs_f64());
+        let limit_s = core.options().disconnect.as_secs_f64();
         let reason = EndReason::DeadlineExceeded(format!("{peer} {what} within {limit_s:?} s of disconnect"));
         self.end_with(core, Some(reason), None, Farewell::Reset, None);
     }
@@ -143,7 +148,7 @@ impl StreamState {
         self.set_state(State::Ended);
         core.device.table_mut().close_view(self.facts.view.id);
         core.timers.cancel(&mut self.timer);
-        if let Some(connector) = self.connector.take() {
+        if let Some(mut connector) = self.connector.take() {
             connector.close_now(core);
         }
         for (wr_id, _) in mem::take(&mut self.early_receives) {
@@ -152,7 +157,7 @@ impl StreamState {
         let mut operation = self.operation.take();
         let mut cause = None;
         if let Some(operation) = operation.as_mut() {
-            operation.link.unwatch(core.poller());
+            operation.unwatch(core.poller());
             cause = operation.stop(&core.device);
         }
         let foreign_reads = self.end_offloaded(core);
@@ -168,9 +173,10 @@ impl StreamState {
             cause,
         }));
         match (operation, farewell) {
-            (Some(operation), Farewell::Goodbye) => Goodbye::start(core, self.token, operation.link),
-            (Some(operation), Farewell::Reset) => operation.link.reset(),
-            (_, Farewell::Close) | (None, _) => {}
+            (Some(Operation::Iwarp(operation)), Farewell::Goodbye) => Goodbye::start(core, self.token, operation.link),
+            (Some(Operation::Iwarp(operation)), Farewell::Reset) => operation.link.reset(),
+            // A queue pair has said goodbye when it stopped.
+            (Some(Operation::Verbs(_)), _) | (_, Farewell::Close) | (None, _) => {}
         }
     }
 

@@ -17,7 +17,6 @@ use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 
 use kbtp_proto::limits;
 use kbtp_proto::memory::{RegionId, Span};
-use kbtp_proto::mpa::Negotiated;
 use kbtp_proto::stag::StreamId as ViewId;
 use kbtp_proto::stream::{PostError, Work};
 use kbtp_proto::target::TaskId;
@@ -26,19 +25,19 @@ use smallvec::SmallVec;
 
 use crate::api::{Event, Recv, StreamId, WorkRequest};
 use crate::completions::completion_of;
-use crate::connector::{Connector, Step};
+use crate::connector::{Connecting, Step, Transport};
 use crate::core::Core;
 use crate::device::Pd;
 use crate::error::{EndReason, Error};
 use crate::event_loop::{TimerId, Token};
 use crate::goodbye::Goodbye;
 use crate::initiator::Initiator;
+use crate::iwarp_operation::IwarpOperation;
 use crate::offload::Offload;
 use crate::operation::{Operation, Received};
-use crate::posting::{View, prepare, receive_buffers, spans_of};
+use crate::posting::{View, check_capabilities, prepare, receive_buffers, spans_of};
 use crate::stream::{Shared, Stream};
 use crate::stream_end::Farewell;
-use crate::tcp::Link;
 
 /// After a send failed there may still be a Terminate to read that says why; a flood of other input is not waited out.
 const READS_AFTER_SEND_ERROR: usize = 16;
@@ -103,7 +102,7 @@ pub(crate) struct StreamState {
     pub(crate) token: Token,
     pub(crate) facts: Arc<Facts>,
     pub(crate) state: State,
-    pub(crate) connector: Option<Connector>,
+    pub(crate) connector: Option<Box<dyn Connecting + Send>>,
     pub(crate) operation: Option<Operation>,
     pub(crate) offload: Option<Box<Offload>>,
     pub(crate) initiator: Option<Box<Initiator>>,
@@ -183,6 +182,14 @@ impl StreamState {
         self.token
     }
 
+    /// IRD and ORD.
+    pub(crate) fn depths(&self) -> (u16, u16) {
+        (
+            self.facts.ird.load(Ordering::Relaxed),
+            self.facts.ord.load(Ordering::Relaxed),
+        )
+    }
+
     pub(crate) fn has_ended(&self) -> bool {
         self.state == State::Ended
     }
@@ -208,6 +215,7 @@ impl StreamState {
                 .into_iter()
                 .map(|request| prepare(request, view, ord))
                 .collect::<Result<_, _>>()?;
+            works.iter().try_for_each(|work| check_capabilities(work, view))?;
             for work in works {
                 let regions: Held = spans_of(&work).map(|span| span.region).collect();
                 for region in &regions {
@@ -217,7 +225,7 @@ impl StreamState {
                     foreign_reads.push((*wr_id, sink.region, work));
                     continue;
                 }
-                if let Err(error) = operation.iwarp.post(work) {
+                if let Err(error) = operation.post(work) {
                     let waiting = foreign_reads.iter().map(|(_, region, _)| region);
                     let held = regions.iter().chain(waiting);
                     held.for_each(|region| table.memories.release(*region));
@@ -249,7 +257,10 @@ impl StreamState {
             None => self.early_receives.extend(buffers),
             Some(operation) => {
                 for (wr_id, span) in buffers {
-                    operation.iwarp.post_receive(wr_id, span).map_err(post_error)?;
+                    operation.post_receive(wr_id, span).map_err(post_error)?;
+                }
+                if operation.has_to_send() {
+                    self.send(core); // to the device's queue
                 }
             }
         }
@@ -261,7 +272,7 @@ impl StreamState {
         let reason = match self.operation.as_mut() {
             None => EndReason::lost(format!("this side gave up connecting to {peer}: {cause}")),
             Some(operation) => {
-                operation.iwarp.terminate(cause);
+                operation.terminate(cause);
                 EndReason::lost(format!("this side ended the stream to {peer}: {cause}"))
             }
         };
@@ -306,37 +317,68 @@ impl StreamState {
         self.release_all(core);
     }
 
-    pub(crate) fn connect_through(&mut self, core: &mut Core, mut connector: Connector) {
+    pub(crate) fn connect_through(&mut self, core: &mut Core, mut connector: Box<dyn Connecting + Send>) {
         let step = connector.start(core);
         self.connector = Some(connector);
         self.take_step(core, step);
     }
 
-    /// Start-up is done: full operation on `link`, which is the stream's from here on (RFC 5044 7.1).
-    pub(crate) fn open(&mut self, core: &mut Core, link: Link, negotiated: Negotiated, active: bool, surplus: &[u8]) {
-        self.facts.ird.store(negotiated.ird, Ordering::Relaxed);
-        self.facts.ord.store(negotiated.ord, Ordering::Relaxed);
-        let (failure, private_data) = (negotiated.failure, negotiated.private_data.clone());
-        let operation = match Operation::new(link, self.facts.view.id, negotiated, active) {
-            Ok(operation) => self.operation.insert(operation),
-            Err(error) => {
-                self.take_loss(core, &error);
-                return;
+    /// Start-up is done: full operation on `transport`, which is the stream's from here on (RFC 5044 7.1).
+    pub(crate) fn open(&mut self, core: &mut Core, transport: Transport, active: bool) {
+        match transport {
+            Transport::Iwarp {
+                link,
+                negotiated,
+                surplus,
+            } => {
+                let (depths, failure) = ((negotiated.ird, negotiated.ord), negotiated.failure);
+                let private_data = negotiated.private_data.clone();
+                match IwarpOperation::new(link, self.facts.view.id, negotiated, active) {
+                    Ok(operation) => self.operation = Some(Operation::Iwarp(Box::new(operation))),
+                    Err(error) => return self.take_loss(core, &error),
+                }
+                self.set_open(depths);
+                match failure {
+                    None => self.begin(core, active.then_some(private_data), &surplus),
+                    Some(cause) => {
+                        let peer = &self.facts.remote_address;
+                        let why = format!("{peer} cannot serve what this side needs: {cause}");
+                        self.end(core, Some(EndReason::PeerIncompatible(why)));
+                    }
+                }
             }
-        };
+            Transport::Verbs {
+                operation,
+                ird,
+                ord,
+                private_data,
+                receives_posted,
+            } => {
+                self.operation = Some(Operation::Verbs(operation));
+                self.set_open((ird, ord));
+                self.early_receives.drain(..receives_posted);
+                self.begin(core, active.then_some(private_data), &[]);
+            }
+        }
+    }
+
+    fn set_open(&mut self, (ird, ord): (u16, u16)) {
+        self.facts.ird.store(ird, Ordering::Relaxed);
+        self.facts.ord.store(ord, Ordering::Relaxed);
         self.state = State::Open;
         self.facts.state.store(self.state as u8, Ordering::Relaxed);
-        if let Some(cause) = failure {
-            let peer = &self.facts.remote_address;
-            let reason = EndReason::PeerIncompatible(format!("{peer} cannot serve what this side needs: {cause}"));
-            self.end(core, Some(reason));
+    }
+
+    /// `established`: the peer's private data, on the active side.
+    fn begin(&mut self, core: &mut Core, established: Option<Vec<u8>>, surplus: &[u8]) {
+        let Some(operation) = self.operation.as_mut() else {
             return;
-        }
+        };
         for (wr_id, span) in mem::take(&mut self.early_receives) {
             // Refused only by a stream that has failed, which this one has not.
-            let _ = operation.iwarp.post_receive(wr_id, span);
+            let _ = operation.post_receive(wr_id, span);
         }
-        if active {
+        if let Some(private_data) = established {
             core.report(Event::Established {
                 stream: self.facts.id,
                 private_data,
@@ -356,13 +398,9 @@ impl StreamState {
     fn take_step(&mut self, core: &mut Core, step: Step) {
         match step {
             Step::Continue => {}
-            Step::Open {
-                link,
-                negotiated,
-                surplus,
-            } => {
+            Step::Open(transport) => {
                 self.connector = None;
-                self.open(core, link, negotiated, true, &surplus);
+                self.open(core, transport, true);
             }
             Step::Rejected { link, private_data } => {
                 // Receives complete as flushed first; MPA is left (RFC 5044 7.1.2 rule 3).
@@ -372,7 +410,9 @@ impl StreamState {
                     private_data,
                 };
                 self.end_with(core, None, None, Farewell::Close, Some(rejected));
-                Goodbye::start(core, self.token, link);
+                if let Some(link) = link {
+                    Goodbye::start(core, self.token, link);
+                }
             }
             Step::Failed(reason) => self.fail_connecting(core, reason),
         }
@@ -380,9 +420,18 @@ impl StreamState {
 
     // --- from the loop ---
 
+    /// One of its file descriptors is readable: that of the connection manager if `managed`. `on_ready` follows.
+    pub(crate) fn notified(&mut self, managed: bool) {
+        match &mut self.operation {
+            Some(operation) if managed => operation.managed(),
+            Some(operation) => operation.notified(),
+            None => {}
+        }
+    }
+
     pub(crate) fn on_ready(&mut self, core: &mut Core, readable: bool) {
         if let Some(connector) = self.connector.as_mut() {
-            let step = connector.on_ready(core, readable);
+            let step = connector.on_ready(core, readable, &self.early_receives);
             self.take_step(core, step);
             return;
         }
@@ -394,7 +443,7 @@ impl StreamState {
 
     /// As `on_ready`, when it is not known whether there is anything; true if octets came.
     pub(crate) fn pump(&mut self, core: &mut Core) -> bool {
-        let moved_bytes = |stream: &Self| stream.operation.as_ref().map(|operation| operation.link.moved_bytes);
+        let moved_bytes = |stream: &Self| stream.operation.as_ref().map(Operation::moved_bytes);
         let before = moved_bytes(self);
         self.receive(core);
         let came = moved_bytes(self) != before;
@@ -420,7 +469,12 @@ impl StreamState {
         let mut budget_bytes = limits::RNIC_PUMP_MAX_BYTES;
         while let Some(operation) = self.operation.as_mut() {
             match operation.receive(&core.device, &mut core.staging) {
-                Ok(Received::Nothing) => return,
+                Ok(Received::Nothing) => {
+                    if operation.is_flushed() && self.timer.is_none() {
+                        self.watch_disconnect(core);
+                    }
+                    return;
+                }
                 Ok(Received::Eof { whole }) => {
                     self.take_eof(core, whole);
                     return;
@@ -459,7 +513,7 @@ impl StreamState {
         }
         if let Some(operation) = self.operation.as_mut() {
             let write = waits(operation);
-            core.watch(&mut operation.link, self.token, true, write);
+            operation.watch(core, self.token, write);
         }
     }
 
@@ -503,11 +557,7 @@ impl StreamState {
     /// Report what the iWARP stream has to say, in its order. Whoever gets `StreamEnded` logs why, once.
     fn take_events(&mut self, core: &mut Core) {
         let mut released = Held::new();
-        while let Some(event) = self
-            .operation
-            .as_mut()
-            .and_then(|operation| operation.iwarp.next_event())
-        {
+        while let Some(event) = self.operation.as_mut().and_then(Operation::next_event) {
             match completion_of(self.facts.id, event) {
                 Ok(completion) if completion.opcode.of_receive() => {
                     released.extend(self.held_receives.pop_front().flatten());
@@ -537,6 +587,6 @@ impl StreamState {
 fn post_error(error: PostError) -> Error {
     match error {
         PostError::Ended => Error::lost(error.to_string()),
-        PostError::OrdIsZero | PostError::TooLong(_) => Error::misuse(error.to_string()),
+        PostError::OrdIsZero | PostError::TooLong(_) | PostError::NotOfRdmap => Error::misuse(error.to_string()),
     }
 }

@@ -108,7 +108,7 @@ struct Target {
 impl Target {
     fn new() -> Self {
         let device = Device::open(options(MpaOptions::default()));
-        let pd = device.allocate_pd();
+        let pd = device.allocate_pd().unwrap();
         let direct_blocks = INITIATORS as u32 * OWN;
         let config = StoreConfig {
             block_size_bytes: BLOCK as u32,
@@ -262,7 +262,7 @@ struct Initiator {
 impl Initiator {
     fn join(address: SocketAddr, terms: &Mutex<Vec<Terms>>) -> Self {
         let device = Device::open(options(MpaOptions::default()));
-        let pd = device.allocate_pd();
+        let pd = device.allocate_pd().unwrap();
         let channel = device.open_channel().unwrap();
         let buffer = Buffer::zeroed(CREDITS as usize * MESSAGE_BYTES).unwrap();
         let buffers = register(&device, &pd, buffer, Access::empty(), None, 0);

@@ -90,7 +90,7 @@ struct Target {
 impl Target {
     fn new(threads: usize) -> Self {
         let device = Device::open(options(MpaOptions::default()));
-        let pd = device.allocate_pd();
+        let pd = device.allocate_pd().unwrap();
         let pool = region(&device, &pd, BLOCK * BLOCKS as usize, Access::empty());
         let config = StoreConfig {
             block_size_bytes: BLOCK as u32,
@@ -185,7 +185,7 @@ struct Initiator {
 impl Initiator {
     fn join(address: SocketAddr) -> Self {
         let device = Device::open(options(MpaOptions::default()));
-        let pd = device.allocate_pd();
+        let pd = device.allocate_pd().unwrap();
         let channel = device.open_channel().unwrap();
         let buffers = region(&device, &pd, CREDITS as usize * MESSAGE_BYTES, Access::empty());
         let slots = receives(&buffers, 0..CREDITS.into());

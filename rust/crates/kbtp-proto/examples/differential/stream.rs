@@ -326,7 +326,7 @@ fn posted(result: Result<(), PostError>) -> Value {
     match result {
         Ok(()) => Value::Null,
         Err(PostError::Ended) => json!("ended"),
-        Err(PostError::OrdIsZero | PostError::TooLong(_)) => json!("misuse"),
+        Err(PostError::OrdIsZero | PostError::TooLong(_) | PostError::NotOfRdmap) => json!("misuse"),
     }
 }
 

@@ -66,6 +66,19 @@ pub enum Work {
         /// Where in it.
         to: u64,
     },
+    /// RDMA Write `octets`, which takes a receive of the peer's. No RDMAP message is that (draft 9.2).
+    WriteImmediate {
+        /// Comes back in the completion.
+        wr_id: u64,
+        /// What is written.
+        octets: Inline,
+        /// The peer's memory.
+        stag: u32,
+        /// Where in it.
+        to: u64,
+        /// What the peer's receive gets.
+        immediate: u32,
+    },
     /// RDMA Read. Waits while ORD requests are outstanding; ORD 0 allows none.
     Read {
         /// Comes back in the completion.
@@ -119,12 +132,25 @@ pub enum Work {
 }
 
 impl Work {
+    /// What it asks for.
+    #[must_use]
+    pub fn kind(&self) -> WrKind {
+        match self {
+            Self::Send { .. } => WrKind::Send,
+            Self::Write { .. } | Self::WriteImmediate { .. } => WrKind::Write,
+            Self::Read { .. } => WrKind::Read,
+            Self::FetchAdd { .. } | Self::CompareSwap { .. } => WrKind::Atomic,
+            Self::Immediate { .. } => WrKind::Immediate,
+        }
+    }
+
     /// What comes back in the completion.
     #[must_use]
     pub fn wr_id(&self) -> u64 {
         match self {
             Self::Send { wr_id, .. }
             | Self::Write { wr_id, .. }
+            | Self::WriteImmediate { wr_id, .. }
             | Self::Read { wr_id, .. }
             | Self::FetchAdd { wr_id, .. }
             | Self::CompareSwap { wr_id, .. }
@@ -142,6 +168,8 @@ pub enum PostError {
     OrdIsZero,
     /// More octets than a message counts.
     TooLong(u64),
+    /// RDMAP has no such message.
+    NotOfRdmap,
 }
 
 impl fmt::Display for PostError {
@@ -151,6 +179,7 @@ impl fmt::Display for PostError {
             Self::OrdIsZero => {
                 out.write_str("ORD is 0 on this stream: no Read and no atomic can ever leave (RFC 5040 6.1)")
             }
+            Self::NotOfRdmap => out.write_str("RDMAP has no RDMA Write with Immediate (RFC 5040 4.3, RFC 7306 6)"),
             Self::TooLong(bytes) => {
                 write!(out, "a message may have {} octets, not {bytes} (RFC 5041 4)", u32::MAX)
             }
@@ -327,6 +356,7 @@ impl What {
                 let payload = Gather::new(payload)?;
                 Self::Write { payload, stag, to }
             }
+            Work::WriteImmediate { .. } => return Err(PostError::NotOfRdmap),
             Work::Read {
                 sink,
                 source_stag,

@@ -49,7 +49,7 @@ impl Side {
     /// With threads, those do the channel's I/O.
     pub fn with_threads(options: Options, threads: usize) -> Self {
         let device = Device::open(options);
-        let pd = device.allocate_pd();
+        let pd = device.allocate_pd().unwrap();
         let channel = match threads {
             0 => device.open_channel().unwrap(),
             threads => device.open_channel_with_threads(threads).unwrap(),
