@@ -46,7 +46,7 @@ from kbtp.initiator.session import InitiatorConfig
 from kbtp.initiator.view import Mode, SessionTerms
 from kbtp.key_file import read_key
 from kbtp.keys import Key, parse_direct
-from kbtp.rnic import open_rnic
+from kbtp.rnic import AUTO, open_rnic
 from kbtp.types import BlockRef, Feature, Status
 from kbtp.verbs.api import Rnic
 
@@ -105,7 +105,7 @@ def connect(
     direct: str = "",
     timeout_s: float = limits.DEFAULT_TIMEOUT_S,
     connect_timeout_s: float = limits.DEFAULT_CONNECT_TIMEOUT_S,
-    rnic: Rnic | None = None,
+    rnic: Rnic | str | None = None,
 ) -> Client:
     """Open a session with the target at `url` (`kbtp://HOST[:PORT]`).
 
@@ -123,7 +123,8 @@ def connect(
             `mode="direct"`.
         timeout_s: default time limit of every call, in seconds.
         connect_timeout_s: time limit of connecting, in seconds.
-        rnic: the RNIC to use, to share one between clients; None opens the best there is.
+        rnic: the RNIC to use, to share one between clients, or the name of one to open, such as "rdma_core", which the
+            target then has to be served on too; None opens the best there is for TCP.
 
     Raises `ConnectionLost`, `DeadlineExceeded`, `PeerIncompatible`, `PeerMisbehaved`, the `OperationRefused` of a
     refused HELLO, or `ApiMisuse` for arguments that cannot work.
@@ -132,7 +133,7 @@ def connect(
     return Client(
         Address.parse(url),
         config,
-        rnic or open_rnic(),
+        open_rnic(rnic or AUTO) if rnic is None or isinstance(rnic, str) else rnic,
         timeout_s=timeout_s,
         connect_timeout_s=connect_timeout_s,
     )
@@ -151,14 +152,14 @@ async def connect_async(
     direct: str = "",
     timeout_s: float = limits.DEFAULT_TIMEOUT_S,
     connect_timeout_s: float = limits.DEFAULT_CONNECT_TIMEOUT_S,
-    rnic: Rnic | None = None,
+    rnic: Rnic | str | None = None,
 ) -> AsyncClient:
     """As `connect`, for asyncio."""
     config = _config(initiator_id, quota, handles, name, namespace, key, key_file, direct)
     return await AsyncClient.connect(
         Address.parse(url),
         config,
-        rnic or open_rnic(),
+        open_rnic(rnic or AUTO) if rnic is None or isinstance(rnic, str) else rnic,
         timeout_s=timeout_s,
         connect_timeout_s=connect_timeout_s,
     )

@@ -83,7 +83,7 @@ class InitiatorConfig:
 
     def features(self, capabilities: Capabilities, read_depth: int) -> Feature:
         """What to ask for on a stream of an RNIC that can have `read_depth` reads outstanding (profile 3)."""
-        features = Feature.INVALIDATE
+        features = Feature.INVALIDATE if capabilities.invalidated_by_peers else Feature.NONE
         if read_depth:
             features |= self.direct & Feature.DIRECT_LOAD
             if self.direct & Feature.DIRECT_ALLOC and capabilities.atomics:
