@@ -31,7 +31,7 @@ from kbtp.verbs.api import (
     WorkCompletion,
 )
 
-PATIENCE_S = 30.0
+PATIENCE_S = 15.0
 
 
 class Ends:
@@ -73,7 +73,8 @@ class Ends:
         deadline = time.monotonic() + PATIENCE_S
         while not found():
             if time.monotonic() > deadline:
-                raise SystemExit(f"nothing came of it within {PATIENCE_S} s: {self.events}")
+                ends = [event for _, event in self.events if not isinstance(event, WorkCompletion)]
+                raise SystemExit(f"nothing came of it within {PATIENCE_S:g} s: {ends}")
             for name, channel in (("passive", self.passive), ("active", self.active)):
                 self._reap(name, channel)
 

@@ -19,11 +19,10 @@ class _Entry:
     """An RNIC that may be there: `open` raises ImportError or OSError where it is not."""
 
     name: str
-    open: Callable[[int | None, str | None], Rnic]
-    """Of `spin_us` and a device's name."""
+    open: Callable[[int | None], Rnic]
 
 
-def _open_native(spin_us: int | None, _device: str | None) -> Rnic:
+def _open_native(spin_us: int | None) -> Rnic:
     from kbtp.rnic.native import NativeOptions, NativeRnic
 
     return NativeRnic() if spin_us is None else NativeRnic(NativeOptions(spin_us=spin_us))
@@ -36,7 +35,7 @@ def _open_rdma_core(spin_us: int | None, device: str | None) -> Rnic:
     return RdmaCoreRnic(None if spin_us is None else NativeOptions(spin_us=spin_us), device)
 
 
-def _open_reference(_spin_us: int | None, _device: str | None) -> Rnic:
+def _open_reference(_spin_us: int | None) -> Rnic:
     from kbtp.rnic.reference import ReferenceRnic
 
     return ReferenceRnic()
@@ -44,7 +43,7 @@ def _open_reference(_spin_us: int | None, _device: str | None) -> Rnic:
 
 _BEST_FIRST = (_Entry("native", _open_native), _Entry("reference", _open_reference))
 
-_RDMA_CORE = _Entry("rdma_core", _open_rdma_core)
+_RDMA_CORE = "rdma_core"
 """Never taken by "auto": whoever is to be reached through a device of rdma-core must have one too."""
 
 
@@ -63,18 +62,20 @@ def open_rnic(name: str = AUTO, *, spin_us: int | None = None) -> Rnic:
     """
     if name == AUTO:
         return _open_best(spin_us)
+    for entry in _BEST_FIRST:
+        if entry.name == name:
+            return entry.open(spin_us)
     kind, _, device = name.partition(":")
-    for entry in (*_BEST_FIRST, _RDMA_CORE):
-        if kind == entry.name and (entry is _RDMA_CORE or not device):
-            return entry.open(spin_us, device or None)
-    known = ", ".join([AUTO, *(entry.name for entry in (*_BEST_FIRST, _RDMA_CORE))])
+    if kind == _RDMA_CORE:
+        return _open_rdma_core(spin_us, device or None)
+    known = ", ".join([AUTO, *(entry.name for entry in _BEST_FIRST), _RDMA_CORE])
     raise ApiMisuse(f"there is no RNIC named {name!r}; known are {known}")
 
 
 def _open_best(spin_us: int | None) -> Rnic:
     for entry in _BEST_FIRST:
         try:
-            rnic = entry.open(spin_us, None)
+            rnic = entry.open(spin_us)
         except (ImportError, OSError) as error:
             _log.info("RNIC %s is not there: %s", entry.name, error)
         else:

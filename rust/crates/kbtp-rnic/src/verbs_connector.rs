@@ -175,7 +175,11 @@ impl VerbsConnector {
         attempt.receives_posted = receives.len();
         operation.post_receives(&core.device).map_err(text)?;
         operation.watch(core, self.token);
-        operation.endpoint().connect(&self.parameters).map_err(text)
+        operation.endpoint().connect(&self.parameters).map_err(|error| {
+            // iWARP devices may find at once that there is nobody.
+            let status = error.raw_os_error().unwrap_or(0).saturating_neg();
+            refusal(status, &[]).unwrap_or_else(|| text(error))
+        })
     }
 
     fn established(&self, attempt: Attempt, agreed: Parameters) -> Step {

@@ -216,7 +216,9 @@ impl Requests {
     ) -> io::Result<Option<Prepared>> {
         let octets = RegisteredOctets(memories);
         let length: usize = payload.iter().map(length_of).sum();
-        if length <= self.depths.inline_bytes as usize {
+        // siw takes no Send with Invalidate inline; elsewhere it is one copy more.
+        let invalidates = matches!(kind, Kind::Send { invalidate: Some(_) });
+        if length <= self.depths.inline_bytes as usize && !invalidates {
             let mut copy = Vec::with_capacity(length);
             payload.iter().for_each(|piece| append(piece, &octets, &mut copy));
             return Ok(Some(Prepared {

@@ -67,7 +67,11 @@ impl SendWork<'_> {
         wr.send_flags = IBV_SEND_SIGNALED | if self.solicited { IBV_SEND_SOLICITED } else { 0 };
         match self.kind {
             Kind::Send { invalidate: None } => wr.opcode = IBV_WR_SEND,
-            Kind::Send { invalidate: Some(rkey) } => (wr.opcode, wr.imm_data) = (IBV_WR_SEND_WITH_INV, rkey),
+            Kind::Send { invalidate: Some(rkey) } => {
+                (wr.opcode, wr.imm_data) = (IBV_WR_SEND_WITH_INV, rkey);
+                // Where siw's library looks for it, as if this were an RDMA Write; others do not look there.
+                wr.remote = [0, rkey.into(), 0, 0];
+            }
             Kind::Write { rkey, to } => (wr.opcode, wr.remote) = (IBV_WR_RDMA_WRITE, [to, rkey.into(), 0, 0]),
             Kind::WriteImmediate { rkey, to, immediate } => {
                 (wr.opcode, wr.remote) = (IBV_WR_RDMA_WRITE_WITH_IMM, [to, rkey.into(), 0, 0]);
