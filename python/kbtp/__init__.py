@@ -103,6 +103,7 @@ def connect(
     key: Key | None = None,
     key_file: str | os.PathLike[str] | None = None,
     direct: str = "",
+    records: bool = False,
     timeout_s: float = limits.DEFAULT_TIMEOUT_S,
     connect_timeout_s: float = limits.DEFAULT_CONNECT_TIMEOUT_S,
     rnic: Rnic | str | None = None,
@@ -121,6 +122,8 @@ def connect(
         direct: direct modes to ask for: "load", "alloc", "load,alloc" or "none"; `Client.features` says what was
             granted. A session that has one carries its other requests in Python too: ask only where you use
             `mode="direct"`.
+        records: have requests completed by completion records, where RNIC and target can (draft 6.5: not on RDMAP). A
+            session that has them carries its requests in Python.
         timeout_s: default time limit of every call, in seconds.
         connect_timeout_s: time limit of connecting, in seconds.
         rnic: the RNIC to use, to share one between clients, or the name of one to open, such as "rdma_core", which the
@@ -129,7 +132,7 @@ def connect(
     Raises `ConnectionLost`, `DeadlineExceeded`, `PeerIncompatible`, `PeerMisbehaved`, the `OperationRefused` of a
     refused HELLO, or `ApiMisuse` for arguments that cannot work.
     """
-    config = _config(initiator_id, quota, handles, name, namespace, key, key_file, direct)
+    config = _config(initiator_id, quota, handles, name, namespace, key, key_file, direct, records)
     return Client(
         Address.parse(url),
         config,
@@ -150,12 +153,13 @@ async def connect_async(
     key: Key | None = None,
     key_file: str | os.PathLike[str] | None = None,
     direct: str = "",
+    records: bool = False,
     timeout_s: float = limits.DEFAULT_TIMEOUT_S,
     connect_timeout_s: float = limits.DEFAULT_CONNECT_TIMEOUT_S,
     rnic: Rnic | str | None = None,
 ) -> AsyncClient:
     """As `connect`, for asyncio."""
-    config = _config(initiator_id, quota, handles, name, namespace, key, key_file, direct)
+    config = _config(initiator_id, quota, handles, name, namespace, key, key_file, direct, records)
     return await AsyncClient.connect(
         Address.parse(url),
         config,
@@ -174,6 +178,7 @@ def _config(
     key: Key | None,
     key_file: str | os.PathLike[str] | None,
     direct: str,
+    records: bool,
 ) -> InitiatorConfig:
     if key is not None and key_file is not None:
         raise ApiMisuse("key and key_file say the same thing; give one of them")
@@ -185,4 +190,5 @@ def _config(
         namespace=namespace.encode() if isinstance(namespace, str) else namespace,
         key=key if key_file is None else read_key(key_file),
         direct=parse_direct(direct),
+        records=records,
     )

@@ -160,6 +160,8 @@ class Stream:
         first_handle: int,
         handle_count: int,
         direct_alloc: bool,
+        records: bool,
+        invalidates: bool,
         request_credits: int,
         max_message_bytes: int,
         receives: Region,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 
 from kbtp import limits
 from kbtp.address import Address
@@ -24,7 +25,7 @@ from kbtp.initiator.batches import Batch, Results
 from kbtp.initiator.rnic_carrier import NO_RECORD, Record, RnicCarrier
 from kbtp.initiator.session import InitiatorConfig, InitiatorSession, SaidHello, accepted
 from kbtp.initiator.session_carrier import SessionCarrier
-from kbtp.types import BlockRef, Generation, Handle, Opcode, RequestFlag, TerminateCause
+from kbtp.types import BlockRef, Feature, Generation, Handle, Opcode, RequestFlag, TerminateCause
 from kbtp.verbs.api import (
     Access,
     BatchDone,
@@ -217,7 +218,7 @@ class Connection:
         self.end(DeadlineExceeded(f"{self.address} did not answer within {self._limit_s:g} s; is a KBTP target there?"))
 
     def _completed(self, completion: WorkCompletion) -> None:
-        if completion.opcode is WcOpcode.RECV:
+        if completion.opcode in (WcOpcode.RECV, WcOpcode.RECV_IMMEDIATE):
             self._received(completion)
         elif isinstance(self._carrier, SessionCarrier):
             self._carrier.completed(completion)
@@ -232,6 +233,8 @@ class Connection:
             if self._carrier is None:
                 assert self._said is not None  # nothing is received before `Established`
                 ack = accepted(self.config, self._said, message)
+            elif isinstance(self._carrier, SessionCarrier) and completion.opcode is WcOpcode.RECV_IMMEDIATE:
+                self._carrier.recorded(int.from_bytes(completion.immediate[-4:], "big"))
             elif isinstance(self._carrier, SessionCarrier):
                 self._carrier.received(message)
             else:  # it came before the RNIC took over, when no request was out
@@ -250,8 +253,10 @@ class Connection:
             return  # its StreamEnded says why
 
     def _open(self, stream: Stream, ack: HelloAck) -> None:
+        if not self._rnic.capabilities.invalidated_by_peers:
+            ack = replace(ack, granted_features=ack.granted_features & ~Feature.INVALIDATE)
         session = InitiatorSession(self.config, ack)
-        if isinstance(stream, CarryingStream) and not session.is_direct:
+        if isinstance(stream, CarryingStream) and not session.is_direct and not session.records:
             requester = stream.carry(session.grant(self._receives))
             self._carrier = RnicCarrier(requester, ack.handle_count, self._why_lost)
         else:

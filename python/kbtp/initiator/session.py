@@ -22,6 +22,8 @@ from kbtp.wire import (
     AllocStore,
     Bind,
     Completion,
+    CompletionDescriptor,
+    CompletionRecord,
     DataDescriptor,
     Free,
     Hello,
@@ -34,6 +36,7 @@ from kbtp.wire import (
     sign_hello,
 )
 
+_U32_MAX = (1 << 32) - 1
 HELLO_REQUEST_ID = 0
 
 
@@ -57,6 +60,8 @@ class InitiatorConfig:
     """Data up to this length travels inside the request where the target's Max Message allows."""
     direct: Feature = Feature.NONE
     """DIRECT_LOAD, DIRECT_ALLOC or both: direct modes to ask for (draft 6.6)."""
+    records: bool = False
+    """Have requests completed by records (draft 6.5) where RNIC and target can."""
 
     def __post_init__(self) -> None:
         if self.initiator_id is not None and (
@@ -84,6 +89,8 @@ class InitiatorConfig:
     def features(self, capabilities: Capabilities, read_depth: int) -> Feature:
         """What to ask for on a stream of an RNIC that can have `read_depth` reads outstanding (profile 3)."""
         features = Feature.INVALIDATE if capabilities.invalidated_by_peers else Feature.NONE
+        if self.records and capabilities.write_with_immediate and capabilities.ordered_placement:  # draft 6.5
+            features |= Feature.RECORD_COMPLETION
         if read_depth:
             features |= self.direct & Feature.DIRECT_LOAD
             if self.direct & Feature.DIRECT_ALLOC and capabilities.atomics:
@@ -168,6 +175,11 @@ class InitiatorSession:
         """A ticket ran out (profile 6.11)."""
 
     @property
+    def records(self) -> bool:
+        """Requests are completed by completion records (draft 6.5)."""
+        return bool(self.ack.granted_features & Feature.RECORD_COMPLETION)
+
+    @property
     def is_direct(self) -> bool:
         return bool(self.ack.granted_features & DIRECT_MODES)
 
@@ -179,6 +191,7 @@ class InitiatorSession:
     def inline_max_bytes(self) -> int:
         """Octets of data that a request may carry inside (profile 3 "Inline data")."""
         room = self.ack.max_message - limits.COMMON_HEADER_BYTES - limits.DATA_DESCRIPTOR_BYTES
+        room -= limits.COMPLETION_DESCRIPTOR_BYTES if self.records else 0
         return min(self.config.inline_max_bytes, room)
 
     def grant(self, receives: MemoryRegion) -> RequestGrant:
@@ -242,29 +255,40 @@ class InitiatorSession:
         return True
 
     def request(
-        self, operation: Operation, *, stag: int, to: int, length: int, inline: bytes | None, invalidate: bool = False
+        self,
+        operation: Operation,
+        *,
+        stag: int,
+        to: int,
+        length: int,
+        inline: bytes | None,
+        invalidate: bool = False,
+        record: CompletionDescriptor | None = None,
     ) -> bytes:
         """The request of `operation`: its data inline, or in the buffer that `stag`, `to`, `length` name.
 
-        `invalidate`: the STag is for this request alone, so its completion may invalidate it (draft 5.1).
+        `invalidate`: the STag is for this request alone, so its completion may invalidate it (draft 5.1), unless it is a
+        record, which goes to `record`.
         """
         operation.length_bytes = length
         flags = operation.flags
+        if record is not None:
+            flags |= RequestFlag.RECORD
         if inline is not None:
             flags |= RequestFlag.INLINE
-        elif invalidate and self.ack.granted_features & Feature.INVALIDATE:
+        elif invalidate and record is None and self.ack.granted_features & Feature.INVALIDATE:
             flags |= RequestFlag.INVALIDATE
         common = (operation.request_id, operation.chosen_handle, operation.generation)
         data = DataDescriptor(stag, to, length)
         if operation.opcode is Opcode.FREE:
-            return Free(*common, flags).pack()
+            return Free(*common, flags, record).pack()
         if operation.opcode is Opcode.BIND:
             assert operation.taken is not None
-            return Bind(*common, flags, operation.taken.ticket, length, operation.taken.block_offset).pack()
+            return Bind(*common, flags, operation.taken.ticket, length, operation.taken.block_offset, record).pack()
         if operation.opcode is Opcode.LOAD:
-            return Load(*common, flags, data).pack()
+            return Load(*common, flags, data, record).pack()
         kind = Store if operation.opcode is Opcode.STORE else AllocStore
-        return kind(*common, flags, data, inline_data=inline or b"").pack()
+        return kind(*common, flags, data, record, inline or b"").pack()
 
     def received(self, message: memoryview) -> Operation | None:
         """The operation that `message` ends, its `result` set; None if it was put back to try another handle.
@@ -277,6 +301,34 @@ class InitiatorSession:
             raise _misbehaved(f"COMPLETION for Request ID {completion.request_id}, which is not outstanding")
         if completion.handle != operation.chosen_handle:
             raise _misbehaved(f"COMPLETION names handle {completion.handle}, asked was {operation.chosen_handle}")
+        return self._ended(operation, completion)
+
+    def outstanding_with(self, immediate: int) -> Operation:
+        """The operation whose record has come: `immediate` is the low 32 bits of its Request ID (profile 7)."""
+        for operation in self._outstanding.values():
+            if operation.request_id & _U32_MAX == immediate:
+                return operation
+        raise _misbehaved(f"a completion record for Request ID {immediate:#x} (32 bits), which is not outstanding")
+
+    def recorded(self, operation: Operation, octets: bytes) -> Operation | None:
+        """As `received`, of the completion record of `operation`."""
+        try:
+            record = CompletionRecord.parse(octets)
+        except WireFormatError as error:
+            raise _misbehaved(f"a completion record: {error}") from error
+        if record.request_id != operation.request_id:
+            raise _misbehaved(f"the record of Request ID {operation.request_id} names {record.request_id}")
+        completion = Completion(
+            record.request_id,
+            operation.chosen_handle,
+            record.generation,
+            record.status,
+            record.data_length,
+            record.block_offset,
+        )
+        return self._ended(operation, completion)
+
+    def _ended(self, operation: Operation, completion: Completion) -> Operation | None:
         if (
             operation.opcode is Opcode.LOAD
             and completion.status is Status.SUCCESS

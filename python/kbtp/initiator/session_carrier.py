@@ -7,15 +7,17 @@ by `DirectCarrier` and come back as requests: BIND, or what the direct mode cann
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from kbtp.errors import ApiMisuse, ConnectionLost, KbtpError, TicketAbandoned
+from kbtp.errors import ApiMisuse, ConnectionLost, KbtpError, PeerMisbehaved, TicketAbandoned
 from kbtp.initiator.batches import Batch, Results
 from kbtp.initiator.destinations import refuse_overlaps
 from kbtp.initiator.direct_carrier import DirectCarrier
 from kbtp.initiator.lent_memory import LentMemory
 from kbtp.initiator.operations import Operation
+from kbtp.initiator.records import RecordSlots
 from kbtp.initiator.session import InitiatorSession
-from kbtp.types import Opcode
+from kbtp.types import Opcode, TerminateCause
 from kbtp.verbs.api import Access, MemoryRegion, ProtectionDomain, Rnic, Send, Stream, WorkCompletion, WorkRequest
 from kbtp.verbs.buffers import RegisteredBuffer, buffer_of
 
@@ -27,6 +29,7 @@ class SessionCarrier:
         self._session = session
         self._stream = stream
         self._memory = LentMemory(stream, rnic, pd)
+        self._records = RecordSlots(session.ack.request_credits, stream, rnic, pd) if session.records else None
         self._direct = DirectCarrier(session, stream, self._memory, rnic, pd) if session.is_direct else None
 
     def submit(self, batch: Batch, now_s: float) -> None:
@@ -54,9 +57,22 @@ class SessionCarrier:
 
     def received(self, message: memoryview) -> None:
         """Take a message of the target's. Raises `PeerMisbehaved`."""
-        operation = self._session.received(message)
+        self._release(self._session.received(message))
+
+    def recorded(self, immediate: int) -> None:
+        """Take a completion record of the target's. Raises `PeerMisbehaved`."""
+        operation = self._session.outstanding_with(immediate)
+        if self._records is None:
+            raise PeerMisbehaved(TerminateCause.RDMAP_UNSPECIFIED, "a completion record came that was not asked for")
+        octets = self._records.read(operation)
+        self._records.release(operation)
+        self._release(self._session.recorded(operation, octets))
+
+    def _release(self, operation: Operation | None) -> None:
         if operation is not None:
             self._memory.release(operation)
+            if self._records is not None:
+                self._records.release(operation)
 
     def completed(self, completion: WorkCompletion) -> None:
         """Take what became of a post, to go on with in `advance`."""
@@ -115,11 +131,12 @@ class SessionCarrier:
                 return  # as in `_send_ready`, whose next post finds it too
 
     def _withdraw(self, operation: Operation, error: KbtpError) -> None:
-        self._memory.release(operation)
+        self._release(operation)
         self._session.withdraw(operation, error)
 
     def _encode(self, operation: Operation) -> bytes:
-        request = self._session.request
+        record = None if self._records is None else self._records.take(operation)
+        request = partial(self._session.request, record=record)
         if operation.opcode in (Opcode.FREE, Opcode.BIND):
             return request(operation, stag=0, to=0, length=operation.length_bytes, inline=None)
         if operation.is_empty:
@@ -146,6 +163,8 @@ class SessionCarrier:
     def fail(self, error: ConnectionLost) -> None:
         """The stream has ended: everything outstanding ends with `error`."""
         self._memory.revoke()
+        if self._records is not None:
+            self._records.revoke()
         if self._direct is not None:
             self._direct.fail(error)
         self._session.fail(error)

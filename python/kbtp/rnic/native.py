@@ -131,6 +131,8 @@ class NativeStream:
             first_handle=grant.handles.first,
             handle_count=grant.handles.count,
             direct_alloc=grant.direct_alloc,
+            records=grant.records,
+            invalidates=grant.invalidates,
             request_credits=grant.request_credits,
             max_message_bytes=grant.max_message_bytes,
             receives=receives.native,

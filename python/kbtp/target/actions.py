@@ -45,6 +45,8 @@ class Opened:
 
     identity: Identity
     features: Feature
+    served: Feature
+    """Those whose flags requests may have."""
     receives: MemoryRegion
     request_credits: int
 

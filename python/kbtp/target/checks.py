@@ -20,6 +20,8 @@ def granted(header: CommonHeader, features: Feature, read_depth: int) -> bool:
     """
     if header.flags & RequestFlag.RECORD and not features & Feature.RECORD_COMPLETION:
         return False  # draft 6.5
+    if header.flags & RequestFlag.INVALIDATE and not features & Feature.INVALIDATE:
+        return False
     if header.opcode == Opcode.BIND:
         return bool(features & Feature.DIRECT_ALLOC)  # profile 8.3
     fetches = header.opcode in (Opcode.STORE, Opcode.ALLOC_STORE) and not header.flags & RequestFlag.INLINE

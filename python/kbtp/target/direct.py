@@ -26,13 +26,19 @@ from kbtp.wire import Hello
 
 
 def offered_features(
-    config: TargetConfig, trusted: Feature, hello: Hello, *, masked_atomics: bool, peer_read_depth: int
+    config: TargetConfig,
+    trusted: Feature,
+    hello: Hello,
+    *,
+    binding: Feature = DIRECT_MODES,
+    masked_atomics: bool,
+    peer_read_depth: int,
 ) -> Feature:
     """Direct modes that `hello` asks for and that may be granted, and MASKED_ATOMICS if Head is to have that form.
 
-    `trusted`: what whoever sent it may use. `peer_read_depth`: RDMA Reads and atomics it may have outstanding here.
+    `trusted`: what whoever sent it may use. `binding`: what the RNIC lets be granted. `peer_read_depth`: RDMA Reads and atomics it may have outstanding here.
     """
-    features = hello.requested_features & config.direct & trusted & DIRECT_MODES
+    features = hello.requested_features & config.direct & trusted & binding & DIRECT_MODES
     if peer_read_depth == 0:  # profile 3 "RDMA Reads": both modes read
         return Feature.NONE
     if not config.one_trust_domain:  # profile 6.4: the pool holds octets of others

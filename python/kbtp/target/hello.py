@@ -20,13 +20,35 @@ from kbtp.errors import WireFormatError
 from kbtp.keys import DEFAULT_DOMAIN, Key
 from kbtp.target.identity import Admission
 from kbtp.types import DIRECT_MODES, Feature, HelloAckFlag, Status
+from kbtp.verbs.api import Capabilities
 from kbtp.wire import CommonHeader, Hello, HelloAck, Nonces, key_of_hello, parse_request, sign_hello_ack
 
 if TYPE_CHECKING:
     from kbtp.target.target import Target
 
-_GRANTABLE = Feature.INVALIDATE
-"""RECORD_COMPLETION must not be on an RDMAP binding (draft 6.5). Direct modes: `kbtp.target.direct`."""
+_GRANTABLE = Feature.INVALIDATE | Feature.RECORD_COMPLETION
+"""As far as the binding has them. Direct modes: `kbtp.target.direct`."""
+
+RDMAP_FEATURES = Feature.INVALIDATE | DIRECT_MODES
+"""What RDMAP lets a target grant, with atomics (draft 9.1): RECORD_COMPLETION must not be there (draft 6.5)."""
+
+
+def binding_features(capabilities: Capabilities) -> Feature:
+    """What an RNIC lets a target grant (draft 9, profile 7)."""
+    features = Feature.DIRECT_LOAD
+    if capabilities.send_with_invalidate:
+        features |= Feature.INVALIDATE
+    if capabilities.write_with_immediate and capabilities.ordered_placement:  # draft 6.5
+        features |= Feature.RECORD_COMPLETION
+    if capabilities.atomics:
+        features |= Feature.DIRECT_ALLOC
+    return features
+
+
+def served_features(granted: Feature, binding: Feature) -> Feature:
+    """Those whose flags requests may have: on RDMAP INVALIDATE is served whether or not it was asked for (profile 8.3)."""
+    on_rdmap = not binding & Feature.RECORD_COMPLETION
+    return granted | (binding & Feature.INVALIDATE if on_rdmap else Feature.NONE)
 
 
 def parse_hello(message: memoryview, *, in_session: bool) -> Hello:
@@ -69,14 +91,15 @@ def trust_of(target: Target, hello: Hello, octets: bytes, nonces: Nonces) -> Tru
     return trust
 
 
-def granted_features(hello: Hello, offered: Feature, *, partition: bool) -> Feature:
+def granted_features(hello: Hello, offered: Feature, binding: Feature, *, partition: bool) -> Feature:
     """What was asked for, as far as there is and goes together (profile 8.3).
 
-    `offered`: what of the direct modes may be granted. `partition`: the identity has one, as direct allocation needs.
+    `offered`: what of the direct modes may be granted. `binding`: what the RNIC lets be granted. `partition`: the identity
+    has one, as direct allocation needs.
     """
     if not partition:
         offered &= ~(Feature.DIRECT_ALLOC | Feature.MASKED_ATOMICS)
-    return hello.requested_features & _GRANTABLE | offered
+    return hello.requested_features & _GRANTABLE & binding | offered
 
 
 def accepting(

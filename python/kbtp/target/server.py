@@ -25,6 +25,7 @@ from kbtp.errors import ApiMisuse, ConnectionLost, WireFormatError
 from kbtp.keys import Keys
 from kbtp.target.actions import Abort, Action, Disconnect, Opened, Resolved, Terminate
 from kbtp.target.config import TargetConfig
+from kbtp.target.hello import binding_features
 from kbtp.target.identity import Identity
 from kbtp.target.session import Session
 from kbtp.target.target import Target
@@ -131,6 +132,7 @@ class Server:
             incarnation=secrets.randbits(64),
             table_base_handle=table_base_handle,
             masked_atomics=rnic.capabilities.masked_atomics,
+            binding=binding_features(rnic.capabilities),
         )
         if isinstance(rnic, OffloadingRnic):
             self._channel: Channel = rnic.open_channel(threads=threads)
@@ -447,6 +449,8 @@ class Server:
                 domain=opened.identity.domain,
                 handles=opened.identity.handles,
                 direct_alloc=bool(opened.features & Feature.DIRECT_ALLOC),
+                records=bool(opened.served & Feature.RECORD_COMPLETION),
+                invalidates=bool(opened.served & Feature.INVALIDATE),
                 request_credits=opened.request_credits,
                 max_message_bytes=self.config.max_message_bytes,
                 receives=opened.receives,

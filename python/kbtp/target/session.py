@@ -27,17 +27,39 @@ from kbtp.keys import Key
 from kbtp.target.actions import Abort, Action, Disconnect, Opened, Resolved, SessionMemory, Terminate
 from kbtp.target.checks import TargetRequest, granted
 from kbtp.target.direct import DirectModes, offered_features
-from kbtp.target.hello import Trust, accepting, granted_features, packed, parse_hello, refusing, trust_of
+from kbtp.target.hello import (
+    Trust,
+    accepting,
+    granted_features,
+    packed,
+    parse_hello,
+    refusing,
+    served_features,
+    trust_of,
+)
 from kbtp.target.identity import Admission, Identity
 from kbtp.target.sequences import Sequences, Task
 from kbtp.target.tickets import Tickets
 from kbtp.target.turns import Turns
 from kbtp.types import Feature, Opcode, RequestFlag, Status, TerminateCause, Ticket
-from kbtp.verbs.api import MemoryRegion, RdmaRead, RdmaWrite, Recv, Send, Sge, WcOpcode, WcStatus, WorkCompletion
+from kbtp.verbs.api import (
+    MemoryRegion,
+    RdmaRead,
+    RdmaWrite,
+    RdmaWriteImmediate,
+    Recv,
+    Send,
+    Sge,
+    WcOpcode,
+    WcStatus,
+    WorkCompletion,
+    WorkRequest,
+)
 from kbtp.wire import (
     Bind,
     CommonHeader,
     Completion,
+    CompletionRecord,
     DataDescriptor,
     Free,
     Hello,
@@ -48,9 +70,12 @@ from kbtp.wire import (
 if TYPE_CHECKING:
     from kbtp.target.target import Target
 
-# What the wr_id of a Send says; those of RDMA Writes and Reads name their tasks.
+# What the wr_id of a Send or a completion record says; those of other RDMA Writes and Reads name their tasks.
 _HELLO_ACK = 0
 _COMPLETION = 1
+_FIRST_TASK = 2
+
+_U32_MAX = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +140,10 @@ class Session:
         self._sequences: Sequences | None = None
         self._refused_before_hello = False
         self._hello_deadline_s = now_s + target.config.hello_timeout_s
-        self._next_wr_id = 1
+        self._next_wr_id = _FIRST_TASK
         self._completions_posted = 0
         self._completions_posted_max = limits.COMPLETIONS_POSTED_PER_CREDIT
-        self._held_completions: deque[tuple[Completion, int, int | None]] = deque()
+        self._held_completions: deque[tuple[WorkRequest, int]] = deque()
         self._posted: dict[int, Task] = {}
         self._turns = Turns()
         self._advancing = False
@@ -151,7 +176,7 @@ class Session:
 
     def completed(self, completion: WorkCompletion, now_s: float) -> None:
         """Something this session posted is done, or was flushed by the end of the stream."""
-        if completion.opcode is WcOpcode.SEND:
+        if completion.opcode is WcOpcode.SEND or completion.wr_id == _COMPLETION:
             self._sent(completion)
             return
         task = self._posted.pop(completion.wr_id, None)
@@ -260,6 +285,7 @@ class Session:
             self._target.config,
             trust.direct,
             hello,
+            binding=self._target.binding,
             masked_atomics=self._target.masked_atomics,
             peer_read_depth=self._peer_read_depth,
         )
@@ -291,7 +317,7 @@ class Session:
         self.name = "".join(c if c.isprintable() else "?" for c in hello.name or "")
         direct_alloc = bool(granted.offered & Feature.DIRECT_ALLOC)
         partition = direct_alloc and target.identities.ensure_partition(identity)
-        self.features = granted_features(hello, granted.offered, partition=partition)
+        self.features = granted_features(hello, granted.offered, target.binding, partition=partition)
         self._direct = direct = DirectModes(
             self.features, target.config, target.store, identity, self._memory, target.now_s
         )
@@ -300,7 +326,7 @@ class Session:
         )
         self._receives = receives
         self._completions_posted_max = credits * limits.COMPLETIONS_POSTED_PER_CREDIT
-        self._act(Opened(identity, self.features, receives, credits))
+        self._act(Opened(identity, self.features, self._served_features, receives, credits))
         for slot in range(credits):  # profile 3 "Credits": the buffers are there before HELLO_ACK releases them
             self._repost(slot)
         ack = accepting(
@@ -313,6 +339,10 @@ class Session:
         self._act(Send(wr_id=_HELLO_ACK, inline=refusing(header, status).pack()))
         self._disconnect(f"HELLO refused: {status.name}")
 
+    @property
+    def _served_features(self) -> Feature:
+        return served_features(self.features, self._target.binding)
+
     # --- requests ------------------------------------------------------------------------------
 
     def _receive_request(self, header: CommonHeader, message: memoryview, slot: int) -> None:
@@ -321,7 +351,7 @@ class Session:
             self._terminate(TerminateCause.RDMAP_UNSPECIFIED, "a second request before HELLO")
             return
         try:
-            if not granted(header, self.features, self._read_depth):
+            if not granted(header, self._served_features, self._read_depth):
                 raise WireFormatError("flags", "not granted in this session", Status.UNSUPPORTED)
             request = parse_request(message)
         except WireFormatError as error:
@@ -376,7 +406,11 @@ class Session:
             data_length=entry.data_length if data and entry is not None else 0,
             block_offset=entry.block_offset if data and entry is not None and not size_only else 0,
         )
-        self._send_completion(message, task.slot, _invalidates(request))
+        post: WorkRequest = Send(wr_id=_COMPLETION, inline=message.pack(), invalidate_stag=_invalidates(request))
+        if request.completion is not None:  # draft 6.5, profile 7
+            at = request.completion
+            post = RdmaWriteImmediate(_COMPLETION, _record(message), at.stag, at.to, message.request_id & _U32_MAX)
+        self._post_completion(post, task.slot)
 
     def resolve(self, task: Task) -> None:
         if not self._turns.resolved(task):
@@ -402,10 +436,10 @@ class Session:
     ) -> None:
         """A completion that says nothing of any entry (profile 2)."""
         message = Completion(request_id=header.request_id, handle=header.handle, generation=0, status=status)
-        self._send_completion(message, slot, invalidate_stag)
+        self._post_completion(Send(wr_id=_COMPLETION, inline=message.pack(), invalidate_stag=invalidate_stag), slot)
 
-    def _send_completion(self, message: Completion, slot: int, invalidate_stag: int | None) -> None:
-        self._held_completions.append((message, slot, invalidate_stag))
+    def _post_completion(self, post: WorkRequest, slot: int) -> None:
+        self._held_completions.append((post, slot))
         self._post_completions()
 
     def _post_completions(self) -> None:
@@ -414,9 +448,9 @@ class Session:
         while self._held_completions and self._completions_posted < self._completions_posted_max:
             if self._ending or self.ended:
                 return
-            message, slot, invalidate_stag = self._held_completions.popleft()
+            post, slot = self._held_completions.popleft()
             self._repost(slot)  # profile 3 "Credits": before the Send that releases the credit
-            self._act(Send(wr_id=_COMPLETION, inline=message.pack(), invalidate_stag=invalidate_stag))
+            self._act(post)
             self._completions_posted += 1
 
     def _receive_buffer(self) -> tuple[MemoryRegion, int]:
@@ -459,6 +493,13 @@ class Session:
 def _data_descriptor(request: TargetRequest) -> DataDescriptor:
     assert not isinstance(request, Free | Bind)  # they move no data
     return request.data
+
+
+def _record(message: Completion) -> bytes:
+    record = CompletionRecord(
+        message.request_id, Status(message.status), message.generation, message.data_length, message.block_offset
+    )
+    return record.pack()
 
 
 def _invalidates(request: TargetRequest) -> int | None:

@@ -9,8 +9,10 @@ from kbtp.errors import ApiMisuse
 from kbtp.keys import Keys
 from kbtp.target.actions import SessionMemory
 from kbtp.target.config import TargetConfig
+from kbtp.target.hello import RDMAP_FEATURES
 from kbtp.target.identity import Identities, Identity
 from kbtp.target.session import Session
+from kbtp.types import Feature
 from kbtp.wire import Nonces
 
 
@@ -20,7 +22,7 @@ class Target:
     `incarnation` and `table_base_handle` are random numbers of the caller's. Handles of an earlier incarnation
     then fall outside the table, where a request for one is refused rather than served from a block that
     happens to have the same handle and generation. `masked_atomics`: what the RNIC can do, and so the form of the
-    counters in `store` (draft 3.3, else 9.2).
+    counters in `store` (draft 3.3, else 9.2). `binding`: what the RNIC lets be granted (`kbtp.target.hello`).
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class Target:
         incarnation: int,
         table_base_handle: int,
         masked_atomics: bool = True,
+        binding: Feature = RDMAP_FEATURES,
     ) -> None:
         self.config = config
         self.keys = config.keys
@@ -38,6 +41,7 @@ class Target:
         self.incarnation = incarnation
         self.table_base_handle = table_base_handle
         self.masked_atomics = masked_atomics
+        self.binding = binding
         self.identities = Identities(config, store, self.watch_free, self.free_done)
         self.sessions: set[Session] = set()
         self.has_actions: set[Session] = set()

@@ -35,6 +35,10 @@ class SessionGrant:
     handles: HandleRange
     direct_alloc: bool
     """BIND is a well-formed request: it is left to the session when its turn on its handle has come."""
+    records: bool
+    """RECORD is granted (draft 6.5)."""
+    invalidates: bool
+    """INVALIDATE is served."""
     request_credits: int
     max_message_bytes: int
     receives: MemoryRegion

@@ -13,6 +13,8 @@ pub const DATA_DESCRIPTOR_BYTES: usize = 16;
 pub const COMPLETION_DESCRIPTOR_BYTES: usize = 16;
 /// Profile 2.
 pub const COMPLETION_BYTES: usize = 40;
+/// A completion record (draft 6.5).
+pub const COMPLETION_RECORD_BYTES: usize = 24;
 /// Room for Sends that have left but are reported behind an RDMA Write or Read.
 pub const COMPLETIONS_POSTED_PER_CREDIT: usize = 4;
 

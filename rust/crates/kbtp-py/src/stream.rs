@@ -1,6 +1,7 @@
 //! A stream, and the work requests that are posted to it.
 
 use kbtp_proto::blocks::HandleRange;
+use kbtp_proto::target::Binding;
 use kbtp_proto::types::TerminateCause;
 use kbtp_rnic::api::{Recv, Sge, WorkRequest};
 use kbtp_rnic::offload::Grant;
@@ -75,8 +76,8 @@ impl Stream {
     }
 
     #[allow(clippy::too_many_arguments, reason = "all by keyword")]
-    #[pyo3(signature = (store, *, holder, domain, first_handle, handle_count, direct_alloc, request_credits,
-        max_message_bytes, receives, read_depth, drain_s))]
+    #[pyo3(signature = (store, *, holder, domain, first_handle, handle_count, direct_alloc, records,
+        invalidates, request_credits, max_message_bytes, receives, read_depth, drain_s))]
     fn offload(
         &self,
         py: Python<'_>,
@@ -86,6 +87,8 @@ impl Stream {
         first_handle: u64,
         handle_count: u64,
         direct_alloc: bool,
+        records: bool,
+        invalidates: bool,
         request_credits: u32,
         max_message_bytes: u32,
         receives: &Bound<'_, Region>,
@@ -101,6 +104,7 @@ impl Stream {
                 count: handle_count,
             },
             direct_alloc,
+            binding: Binding { records, invalidates },
             request_credits,
             max_message_bytes,
             receives: receives.get().rnic_region().clone(),

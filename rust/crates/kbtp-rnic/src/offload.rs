@@ -13,7 +13,7 @@ use kbtp_proto::blocks::{BlockStore, FinishedFree, FreeToken, HandleRange};
 use kbtp_proto::memory::{RegionId, Span};
 use kbtp_proto::own_maps::OwnMap;
 use kbtp_proto::stream::{Inline, Payload, Piece, Work};
-use kbtp_proto::target::{Action, ForcedPunts, Session, SessionGrant, SessionMemory, SharedStore, TaskId};
+use kbtp_proto::target::{Action, Binding, ForcedPunts, Session, SessionGrant, SessionMemory, SharedStore, TaskId};
 use kbtp_proto::types::Ticket;
 
 use crate::api::{Event, WcOpcode, WcStatus, WorkCompletion};
@@ -40,6 +40,7 @@ pub struct Grant {
     pub domain: u64,
     pub handles: HandleRange,
     pub direct_alloc: bool,
+    pub binding: Binding,
     pub request_credits: u32,
     pub max_message_bytes: u32,
     pub receives: Region,
@@ -172,6 +173,7 @@ impl StreamState {
             domain: grant.domain,
             handles: grant.handles,
             direct_alloc: grant.direct_alloc,
+            binding: grant.binding,
             request_credits: grant.request_credits,
             max_message_bytes: grant.max_message_bytes,
             receives,
@@ -371,6 +373,21 @@ impl StreamState {
                     payload: Payload::from_iter([Piece::Inline(Inline::from_slice(&message))]),
                     invalidate_stag,
                     solicited: false,
+                };
+                self.post_work(work, Held::new(), WorkOwner::Completion);
+            }
+            Action::Record {
+                record,
+                stag,
+                to,
+                immediate,
+            } => {
+                let work = Work::WriteImmediate {
+                    wr_id: 0,
+                    octets: Inline::from_slice(&record),
+                    stag,
+                    to,
+                    immediate,
                 };
                 self.post_work(work, Held::new(), WorkOwner::Completion);
             }

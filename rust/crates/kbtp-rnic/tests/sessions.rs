@@ -12,6 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::{DEPTH, PATIENCE, options};
+use kbtp_proto::target::Binding;
 use kbtp_proto::blocks::{HandleRange, StoreConfig};
 use kbtp_proto::crc32c;
 use kbtp_proto::initiator::Terms;
@@ -144,6 +145,7 @@ impl Target {
                     domain: DOMAIN,
                     handles: range_of(self.joined),
                     direct_alloc: false,
+                    binding: Binding::RDMAP,
                     request_credits: CREDITS,
                     max_message_bytes: MESSAGE_BYTES as u32,
                     receives: buffers.clone(),

@@ -7,8 +7,25 @@ use super::punt::PuntReason;
 use super::turns::TaskId;
 use crate::blocks::{BlockStore, DomainId, FinishedFree, HandleRange, HolderId, OwnerId};
 use crate::known_crcs::KnownCrcs;
-use crate::limits::COMPLETION_BYTES;
+use crate::limits::{COMPLETION_BYTES, COMPLETION_RECORD_BYTES};
 use crate::memory::{RegionId, Span};
+
+/// What a session has of what depends on the binding (draft 9).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Binding {
+    /// RECORD is granted (draft 6.5, 9.2).
+    pub records: bool,
+    /// INVALIDATE is served.
+    pub invalidates: bool,
+}
+
+impl Binding {
+    /// Draft 9.1, profile 8.3.
+    pub const RDMAP: Self = Self {
+        records: false,
+        invalidates: true,
+    };
+}
 
 /// What the HELLO of a stream was granted, so that its requests can be served without asking Python again.
 #[derive(Clone, Debug)]
@@ -23,6 +40,8 @@ pub struct SessionGrant {
     pub handles: HandleRange,
     /// BINDs are requests, and have their turns.
     pub direct_alloc: bool,
+    /// Which flags requests may have.
+    pub binding: Binding,
     /// Receive buffers that were posted for requests.
     pub request_credits: u32,
     /// Octets of each.
@@ -80,6 +99,17 @@ pub enum Action {
         message: [u8; COMPLETION_BYTES],
         /// The STag that the initiator's RNIC makes unusable.
         invalidate_stag: Option<u32>,
+    },
+    /// RDMA Write with Immediate of a completion record; `Session::sent` follows.
+    Record {
+        /// Its octets.
+        record: [u8; COMPLETION_RECORD_BYTES],
+        /// The initiator's slot for it.
+        stag: u32,
+        /// Where that is.
+        to: u64,
+        /// Profile 7.
+        immediate: u32,
     },
     /// Hand the receive completion of `slot` to Python. If it is a well-formed request, `Session::resolved` follows.
     Punt {

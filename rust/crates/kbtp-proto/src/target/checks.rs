@@ -3,6 +3,7 @@
 //! UNSUPPORTED and MALFORMED are found when a request arrives, and left to Python; the rest when its turn comes, because
 //! the requests before it on the same handle may change the answer.
 
+use super::actions::Binding;
 use crate::blocks::Entry;
 use crate::types::{RequestFlag, Status};
 use crate::wire::{CommonHeader, Operation, Request};
@@ -11,10 +12,13 @@ use crate::wire::{CommonHeader, Operation, Request};
 /// flags.
 ///
 /// `read_depth` is how many RDMA Reads the target may have outstanding towards this initiator.
-pub(super) fn granted(header: &CommonHeader, read_depth: u32) -> bool {
+pub(super) fn granted(header: &CommonHeader, read_depth: u32, binding: Binding) -> bool {
     let flags = RequestFlag::from_bits_retain(header.flags);
-    if flags.contains(RequestFlag::RECORD) {
-        return false; // draft 6.5: never granted on RDMAP
+    if flags.contains(RequestFlag::RECORD) && !binding.records {
+        return false; // draft 6.5
+    }
+    if flags.contains(RequestFlag::INVALIDATE) && !binding.invalidates {
+        return false;
     }
     let stores = Operation::of_opcode(header.opcode).is_some_and(Operation::stores);
     let fetches = stores && !flags.contains(RequestFlag::INLINE);

@@ -23,7 +23,7 @@ use crate::limits::COMPLETIONS_POSTED_PER_CREDIT;
 use crate::memory::Span;
 use crate::own_maps::OwnMap;
 use crate::types::{ApiMisuse, Opcode, Status, Ticket};
-use crate::wire::{Bind, CommonHeader, Completion, HEAD_BYTES_MAX, Operation, Request, WireFormatError};
+use crate::wire::{Bind, CommonHeader, Completion, CompletionDescriptor, HEAD_BYTES_MAX, Operation, Request, WireFormatError};
 
 /// Decides everything about one stream that Python does not. After each call, drain `next_action`.
 #[derive(Debug)]
@@ -68,6 +68,8 @@ struct HeldCompletion {
     completion: Completion,
     slot: u64,
     invalidate_stag: Option<u32>,
+    /// A record goes there instead.
+    record: Option<CompletionDescriptor>,
 }
 
 /// An RDMA Read that waits for a read slot.
@@ -289,7 +291,7 @@ impl<S: SharedStore> Session<S> {
             return Bind::parse(head, length_bytes).map(WellFormed::Bind).map_err(why);
         }
         Operation::of_opcode(header.opcode).ok_or(PuntReason::NotARequest)?;
-        if !granted(&header, self.grant.read_depth) {
+        if !granted(&header, self.grant.read_depth, self.grant.binding) {
             return Err(PuntReason::Unsupported);
         }
         Request::parse(head, length_bytes).map(WellFormed::Request).map_err(why)
@@ -424,6 +426,7 @@ impl<S: SharedStore> Session<S> {
             completion,
             slot: *slot,
             invalidate_stag: request.invalidates(),
+            record: request.completion,
         });
         self.post_completions();
     }
@@ -450,9 +453,17 @@ impl<S: SharedStore> Session<S> {
         {
             // profile 3 "Credits": before the Send that releases the credit
             self.act(Action::Repost { slot: held.slot });
-            self.act(Action::Send {
-                message: held.completion.pack(),
-                invalidate_stag: held.invalidate_stag,
+            self.act(match held.record {
+                None => Action::Send {
+                    message: held.completion.pack(),
+                    invalidate_stag: held.invalidate_stag,
+                },
+                Some(CompletionDescriptor { stag, to }) => Action::Record {
+                    record: held.completion.pack_record(),
+                    stag,
+                    to,
+                    immediate: held.completion.request_id as u32, // profile 7: the low 32 bits
+                },
             });
             self.completions_posted += 1;
         }

@@ -1,7 +1,7 @@
 //! COMPLETION (profile 2): how a request ends.
 
 use super::header::{CommonHeader, Fields, WireFormatError};
-use crate::limits::{COMMON_HEADER_BYTES, COMPLETION_BYTES, KBTP_VERSION};
+use crate::limits::{COMMON_HEADER_BYTES, COMPLETION_BYTES, COMPLETION_RECORD_BYTES, KBTP_VERSION};
 use crate::types::{Opcode, Status};
 
 /// Profile 2: the message that completes one request. Profile 8.6 says what it carries for which operation.
@@ -63,6 +63,18 @@ impl Completion {
         octets[..COMMON_HEADER_BYTES].copy_from_slice(&header.pack());
         octets[24..28].copy_from_slice(&self.data_length.to_be_bytes());
         octets[32..40].copy_from_slice(&self.block_offset.to_be_bytes());
+        octets
+    }
+
+    /// The 24 octets of a completion record (draft 6.5), which has the same fields but for the handle.
+    #[must_use]
+    pub fn pack_record(&self) -> [u8; COMPLETION_RECORD_BYTES] {
+        let mut octets = [0; COMPLETION_RECORD_BYTES];
+        octets[..8].copy_from_slice(&self.request_id.to_be_bytes());
+        octets[8..10].copy_from_slice(&(self.status as u16).to_be_bytes());
+        octets[10..12].copy_from_slice(&self.generation.to_be_bytes());
+        octets[12..16].copy_from_slice(&self.data_length.to_be_bytes());
+        octets[16..24].copy_from_slice(&self.block_offset.to_be_bytes());
         octets
     }
 }

@@ -18,7 +18,7 @@ use kbtp_proto::blocks::{
     Allocation, BlockStore, Entry, FinishedFree, FreeToken, HandleRange, RingMemory, StoreConfig, StoreMemory, Words,
 };
 use kbtp_proto::memory::{RegionId, Span};
-use kbtp_proto::target::{Action, ForcedPunts, PuntReason, Session, SessionGrant, SessionMemory, SharedStore, TaskId};
+use kbtp_proto::target::{Binding, Action, ForcedPunts, PuntReason, Session, SessionGrant, SessionMemory, SharedStore, TaskId};
 use kbtp_proto::types::{RequestFlag, Status};
 use kbtp_proto::wire::{DataDescriptor, Operation, Request};
 
@@ -215,6 +215,7 @@ impl World {
             domain,
             handles,
             direct_alloc: false,
+            binding: Binding::RDMAP,
             request_credits: credits,
             max_message_bytes: MAX_MESSAGE,
             receives,
