@@ -8,16 +8,17 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 from kbtp.rnic import open_rnic
 from kbtp.verbs.api import (
     Access,
     Channel,
+    CompareSwap,
     ConnectRequest,
     Established,
     Event,
     FetchAdd,
-    CompareSwap,
     RdmaRead,
     RdmaWrite,
     RdmaWriteImmediate,
@@ -84,6 +85,9 @@ class Ends:
                 self.answer(event)
             self.events.append((name, event))
 
+    def has_received(self, count: int) -> bool:
+        return len(self.completions("passive", WcOpcode.RECV)) >= count
+
     def of(self, name: str, kind: type) -> list:
         return [event for who, event in self.events if who == name and isinstance(event, kind)]
 
@@ -103,7 +107,7 @@ def main(address: str) -> None:
     for size in (5, 300, 4000):
         before = len(ends.completions("passive", WcOpcode.RECV))
         stream.post([Send(size, inline=bytes([size % 251]) * size)])
-        ends.until(lambda: len(ends.completions("passive", WcOpcode.RECV)) > before)
+        ends.until(partial(ends.has_received, before + 1))
         got = ends.completions("passive", WcOpcode.RECV)[-1]
         at = got.wr_id * 4096
         assert got.length == size and ends.memory[at : at + size] == bytes([size % 251]) * size

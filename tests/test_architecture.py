@@ -318,7 +318,7 @@ CASES = [
     (
         "kbtp.rnic",
         "from kbtp.rnic import reference",
-        "rnic may import rnic.native, rnic.reference only inside a function",
+        "rnic may import rnic.native, rnic.reference, rnic.rdma_core only inside a function",
     ),
     ("kbtp.rnic", "def f():\n    from kbtp.rnic import reference", None),
     ("kbtp.rnic", "if TYPE_CHECKING:\n    from .reference import ReferenceRnic", None),
@@ -330,7 +330,11 @@ CASES = [
     ),
     ("kbtp.rnic.reference.channel", "import selectors\nfrom kbtp.iwarp import stream", None),
     ("kbtp.rnic.reference.channel", "from kbtp.wire import Load", "rnic.reference may import only"),
-    ("kbtp.rnic", "import kbtp.rnic.native", "rnic may import rnic.native, rnic.reference only inside a function"),
+    (
+        "kbtp.rnic",
+        "import kbtp.rnic.native",
+        "rnic may import rnic.native, rnic.reference, rnic.rdma_core only inside a function",
+    ),
     ("kbtp.rnic.native", "from kbtp import _native\nfrom kbtp.iwarp.mpa import MpaOptions", None),
     ("kbtp.rnic.native", "from kbtp.iwarp import stream", "rnic.native may import only"),
     ("kbtp.rnic.native", "from kbtp.rnic import reference", "imports kbtp.rnic.reference: rnic.native may import"),

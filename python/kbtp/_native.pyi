@@ -162,6 +162,7 @@ class Stream:
         direct_alloc: bool,
         records: bool,
         invalidates: bool,
+        head_of_device: bool,
         request_credits: int,
         max_message_bytes: int,
         receives: Region,

@@ -22,7 +22,7 @@ from kbtp.wire import DataDescriptor, Free, Load
 
 BLOCK_BYTES = 8192
 EVERY_REASON = {
-    "NOT_A_REQUEST", "UNSUPPORTED", "MALFORMED", "BIND", "UNSEALED_LOAD", "BEHIND_PUNT", "FORCED",
+    "NOT_A_REQUEST", "UNSUPPORTED", "MALFORMED", "BIND", "UNSEALED_LOAD", "BEHIND_PUNT", "HEAD_OF_DEVICE", "FORCED",
 }  # fmt: skip
 
 Start = Callable[..., tuple[NativeRnic, str]]

@@ -267,8 +267,8 @@ class InitiatorSession:
     ) -> bytes:
         """The request of `operation`: its data inline, or in the buffer that `stag`, `to`, `length` name.
 
-        `invalidate`: the STag is for this request alone, so its completion may invalidate it (draft 5.1), unless it is a
-        record, which goes to `record`.
+        `invalidate`: the STag is for this request alone, so its completion may invalidate it (draft 5.1), unless it
+        is a record, which goes to `record`.
         """
         operation.length_bytes = length
         flags = operation.flags

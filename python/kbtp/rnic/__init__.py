@@ -50,8 +50,8 @@ _RDMA_CORE = "rdma_core"
 def open_rnic(name: str = AUTO, *, spin_us: int | None = None) -> Rnic:
     """Open the RNIC `name`, or with "auto" the best one there is; says in the log which.
 
-    "rdma_core" takes the first RDMA device that has an active port, or what KBTP_RDMA_DEVICE names; "rdma_core:mlx5_0" that
-    device.
+    "rdma_core" takes the first RDMA device that has an active port, or what KBTP_RDMA_DEVICE names; "rdma_core:mlx5_0"
+    that device.
 
     `spin_us`: how long whoever waits looks again before it blocks, with an RNIC that can; None is its default, or what
     the environment variable KBTP_SPIN_US says.

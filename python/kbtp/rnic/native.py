@@ -133,6 +133,7 @@ class NativeStream:
             direct_alloc=grant.direct_alloc,
             records=grant.records,
             invalidates=grant.invalidates,
+            head_of_device=grant.head_of_device,
             request_credits=grant.request_credits,
             max_message_bytes=grant.max_message_bytes,
             receives=receives.native,

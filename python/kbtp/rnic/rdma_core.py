@@ -1,7 +1,7 @@
 """The RNIC of rdma-core: InfiniBand, RoCEv2 and iWARP devices, through libibverbs and librdmacm loaded at run time.
 
-It is the native RNIC with other streams: queue pairs of a device instead of TCP connections (`rust/crates/kbtp-verbs`, and
-`verbs_*.rs` of `kbtp-rnic`). Sequences and requests are carried out in Rust as there.
+It is the native RNIC with other streams: queue pairs of a device instead of TCP connections (`rust/crates/kbtp-verbs`,
+and `verbs_*.rs` of `kbtp-rnic`). Sequences and requests are carried out in Rust as there.
 """
 
 from __future__ import annotations

@@ -47,6 +47,8 @@ class Opened:
     features: Feature
     served: Feature
     """Those whose flags requests may have."""
+    head_of_device: bool
+    """Only the device may move the Head of its ring."""
     receives: MemoryRegion
     request_credits: int
 

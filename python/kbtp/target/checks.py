@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kbtp.blocks import Entry
 from kbtp.types import Feature, Opcode, RequestFlag, Status
-from kbtp.wire import AllocStore, Bind, CommonHeader, Free, Load, Store
+from kbtp.wire import AllocStore, Bind, CommonHeader, DataDescriptor, Free, Load, Store
 
 TargetRequest = Load | Store | AllocStore | Free | Bind
 
@@ -60,3 +60,15 @@ def _data_fits(request: Store | AllocStore, block_size_bytes: int) -> bool:
     if request.flags & RequestFlag.INLINE and request.data.length != len(request.inline_data):
         return False
     return request.data.length <= block_size_bytes
+
+
+def data_descriptor(request: TargetRequest) -> DataDescriptor:
+    assert not isinstance(request, Free | Bind)  # they move no data
+    return request.data
+
+
+def invalidated_stag(request: TargetRequest) -> int | None:
+    """Which STag the completion of a well-formed request invalidates (draft 5.1 INVALIDATE, profile 2)."""
+    if isinstance(request, Free | Bind) or not request.flags & RequestFlag.INVALIDATE:
+        return None
+    return request.data.stag

@@ -61,6 +61,8 @@ class DirectModes:
         identity: Identity,
         memory: SessionMemory,
         now_s: float,
+        *,
+        head_of_device: bool = False,
     ) -> None:
         """`identity` has a partition if `features` has DIRECT_ALLOC."""
         self._config = config
@@ -81,6 +83,7 @@ class DirectModes:
                 partition,
                 timeout_s=config.ticket_timeout_s,
                 now_s=now_s,
+                head_of_device=head_of_device,
                 invalidate_head=self._regions["head"].revoke,
                 invalidate_partition=self._regions["partition"].revoke,
             )

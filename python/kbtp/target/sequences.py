@@ -185,6 +185,9 @@ class Sequences:
         self._finish(task, Status.SUCCESS, entry, data=True)  # draft 6.2 step 4
 
     def _store_unmapped(self, task: Task, request: AllocStore) -> None:
+        if self._tickets is not None and self._tickets.head_is_the_devices:
+            self._finish(task, Status.TARGET_ERROR, self._store.read(request.handle))
+            return
         block_offset = self._store.begin_alloc_store(request.handle, self._identity)  # draft 6.3 step 2
         if isinstance(block_offset, Status):
             self._finish(task, block_offset, self._store.read(request.handle))

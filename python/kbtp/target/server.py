@@ -133,6 +133,7 @@ class Server:
             table_base_handle=table_base_handle,
             masked_atomics=rnic.capabilities.masked_atomics,
             binding=binding_features(rnic.capabilities),
+            head_of_device=not rnic.capabilities.atomics_with_processors,
         )
         if isinstance(rnic, OffloadingRnic):
             self._channel: Channel = rnic.open_channel(threads=threads)
@@ -451,6 +452,7 @@ class Server:
                 direct_alloc=bool(opened.features & Feature.DIRECT_ALLOC),
                 records=bool(opened.served & Feature.RECORD_COMPLETION),
                 invalidates=bool(opened.served & Feature.INVALIDATE),
+                head_of_device=opened.head_of_device,
                 request_credits=opened.request_credits,
                 max_message_bytes=self.config.max_message_bytes,
                 receives=opened.receives,

@@ -25,7 +25,7 @@ from kbtp.blocks import Entry
 from kbtp.errors import PeerMisbehaved, WireFormatError
 from kbtp.keys import Key
 from kbtp.target.actions import Abort, Action, Disconnect, Opened, Resolved, SessionMemory, Terminate
-from kbtp.target.checks import TargetRequest, granted
+from kbtp.target.checks import TargetRequest, data_descriptor, granted, invalidated_stag
 from kbtp.target.direct import DirectModes, offered_features
 from kbtp.target.hello import (
     Trust,
@@ -41,7 +41,7 @@ from kbtp.target.identity import Admission, Identity
 from kbtp.target.sequences import Sequences, Task
 from kbtp.target.tickets import Tickets
 from kbtp.target.turns import Turns
-from kbtp.types import Feature, Opcode, RequestFlag, Status, TerminateCause, Ticket
+from kbtp.types import Feature, Opcode, Status, TerminateCause, Ticket
 from kbtp.verbs.api import (
     MemoryRegion,
     RdmaRead,
@@ -59,9 +59,6 @@ from kbtp.wire import (
     Bind,
     CommonHeader,
     Completion,
-    CompletionRecord,
-    DataDescriptor,
-    Free,
     Hello,
     Nonces,
     parse_request,
@@ -74,8 +71,6 @@ if TYPE_CHECKING:
 _HELLO_ACK = 0
 _COMPLETION = 1
 _FIRST_TASK = 2
-
-_U32_MAX = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,14 +314,21 @@ class Session:
         partition = direct_alloc and target.identities.ensure_partition(identity)
         self.features = granted_features(hello, granted.offered, target.binding, partition=partition)
         self._direct = direct = DirectModes(
-            self.features, target.config, target.store, identity, self._memory, target.now_s
+            self.features,
+            target.config,
+            target.store,
+            identity,
+            self._memory,
+            target.now_s,
+            head_of_device=target.head_of_device,
         )
         self._sequences = Sequences(
             target.store, target.identities, identity, self._memory, self, reader=self, tickets=direct.tickets
         )
         self._receives = receives
         self._completions_posted_max = credits * limits.COMPLETIONS_POSTED_PER_CREDIT
-        self._act(Opened(identity, self.features, self._served_features, receives, credits))
+        of_device = target.head_of_device and direct.tickets is not None
+        self._act(Opened(identity, self.features, self._served_features, of_device, receives, credits))
         for slot in range(credits):  # profile 3 "Credits": the buffers are there before HELLO_ACK releases them
             self._repost(slot)
         ack = accepting(
@@ -361,7 +363,7 @@ class Session:
         assert isinstance(request, TargetRequest)
         if self.identity is None:
             self._refused_before_hello = True
-            self._complete_header(header, Status.NO_SESSION, slot, _invalidates(request))
+            self._complete_header(header, Status.NO_SESSION, slot, invalidated_stag(request))
             return
         self._turns.add(Task(request, slot))
         self._advance()
@@ -378,7 +380,7 @@ class Session:
     # --- what a sequence asks for (SequencePort) -----------------------------------------------
 
     def write(self, task: Task, sge: Sge) -> None:
-        data = _data_descriptor(task.request)
+        data = data_descriptor(task.request)
         self._act(RdmaWrite(self._track(task), (sge,), data.stag, data.to))
 
     def read(self, task: Task, sink: Sge) -> None:
@@ -389,7 +391,7 @@ class Session:
         """Profile 3 "RDMA Reads": those beyond the depth wait here, where no completion waits behind them."""
         while self._waiting_reads and self._reads_posted < self._read_depth and not self._ending:
             task, sink = self._waiting_reads.popleft()
-            data = _data_descriptor(task.request)
+            data = data_descriptor(task.request)
             self._act(RdmaRead(self._track(task), sink, data.stag, data.to))
             if not self._reads_posted:
                 self._read_deadline_s = self._target.now_s + self._target.config.drain_s
@@ -406,10 +408,12 @@ class Session:
             data_length=entry.data_length if data and entry is not None else 0,
             block_offset=entry.block_offset if data and entry is not None and not size_only else 0,
         )
-        post: WorkRequest = Send(wr_id=_COMPLETION, inline=message.pack(), invalidate_stag=_invalidates(request))
+        post: WorkRequest = Send(wr_id=_COMPLETION, inline=message.pack(), invalidate_stag=invalidated_stag(request))
         if request.completion is not None:  # draft 6.5, profile 7
             at = request.completion
-            post = RdmaWriteImmediate(_COMPLETION, _record(message), at.stag, at.to, message.request_id & _U32_MAX)
+            post = RdmaWriteImmediate(
+                _COMPLETION, message.record().pack(), at.stag, at.to, message.request_id & 0xFFFF_FFFF
+            )
         self._post_completion(post, task.slot)
 
     def resolve(self, task: Task) -> None:
@@ -488,22 +492,3 @@ class Session:
     def _act(self, action: Action) -> None:
         self.actions.append(action)
         self._target.has_actions.add(self)
-
-
-def _data_descriptor(request: TargetRequest) -> DataDescriptor:
-    assert not isinstance(request, Free | Bind)  # they move no data
-    return request.data
-
-
-def _record(message: Completion) -> bytes:
-    record = CompletionRecord(
-        message.request_id, Status(message.status), message.generation, message.data_length, message.block_offset
-    )
-    return record.pack()
-
-
-def _invalidates(request: TargetRequest) -> int | None:
-    """Which STag the completion of a well-formed request invalidates (draft 5.1 INVALIDATE, profile 2)."""
-    if isinstance(request, Free | Bind) or not request.flags & RequestFlag.INVALIDATE:
-        return None
-    return request.data.stag

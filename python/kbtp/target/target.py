@@ -23,6 +23,7 @@ class Target:
     then fall outside the table, where a request for one is refused rather than served from a block that
     happens to have the same handle and generation. `masked_atomics`: what the RNIC can do, and so the form of the
     counters in `store` (draft 3.3, else 9.2). `binding`: what the RNIC lets be granted (`kbtp.target.hello`).
+    `head_of_device`: peers' atomics are not atomic with what is done here, so no ticket is taken here while they may.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Target:
         table_base_handle: int,
         masked_atomics: bool = True,
         binding: Feature = RDMAP_FEATURES,
+        head_of_device: bool = False,
     ) -> None:
         self.config = config
         self.keys = config.keys
@@ -42,6 +44,7 @@ class Target:
         self.table_base_handle = table_base_handle
         self.masked_atomics = masked_atomics
         self.binding = binding
+        self.head_of_device = head_of_device
         self.identities = Identities(config, store, self.watch_free, self.free_done)
         self.sessions: set[Session] = set()
         self.has_actions: set[Session] = set()

@@ -45,6 +45,7 @@ class Tickets:
         *,
         timeout_s: float,
         now_s: float,
+        head_of_device: bool = False,
         invalidate_head: Callable[[], None],
         invalidate_partition: Callable[[], None],
     ) -> None:
@@ -52,6 +53,8 @@ class Tickets:
         self._holder = holder
         self._partition = partition
         self._timeout_s = timeout_s
+        self.head_is_the_devices = head_of_device
+        """The peer moves Head in a way that is not atomic with a ticket taken here (IBTA: atomic among a device's own)."""
         self._invalidate_head = invalidate_head
         self._invalidate_partition = invalidate_partition
         self._seen_at_s: dict[Ticket, float] = {}
@@ -100,6 +103,7 @@ class Tickets:
 
     def _reclaim(self, tickets: set[Ticket], now_s: float) -> None:
         self._invalidate_head()
+        self.head_is_the_devices = False
         self._look(now_s)
         self._invalidate_partition()
         for ticket in sorted(tickets & self._seen_at_s.keys(), key=self._seen_at_s.__getitem__):

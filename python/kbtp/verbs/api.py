@@ -45,6 +45,8 @@ class Capabilities:
     """`RdmaWriteImmediate`: the binding is that of InfiniBand and RoCEv2 (draft 9.2), else RDMAP's (9.1)."""
     own_base: bool = False
     """Regions begin at tagged offsets of the RNIC's own choice, their address: `register` takes no other `base_to`."""
+    atomics_with_processors: bool = True
+    """A peer's atomic is atomic with what this machine's processors do to the word, not with other peers' alone."""
     invalidated_by_peers: bool = True
     """A peer's Send with Invalidate works on the regions of this side."""
     executes_sequences: bool = False
@@ -396,11 +398,13 @@ class Rnic(Protocol):
         """Register anything with the buffer protocol or a DLPack CPU tensor, octet-exact, contiguous.
 
         Reachable through the STag: by every stream of `pd`, or by `stream` alone if given. The first octet
-        has tagged offset `base_to`; with `Capabilities.own_base`, its address, which alone may be given instead of 0, and
-        reachability ends with `stream` but is the whole domain's. Raises `ApiMisuse` for a zero length, a null pointer, a buffer that is not
+        has tagged offset `base_to`. With `Capabilities.own_base` that is its address, which may be given instead of 0,
+        and until `stream` ends the others of `pd` reach the region too.
+
+        Raises `ApiMisuse` for a zero length, a null pointer, a buffer that is not
         contiguous or not in CPU memory, a write or atomic right on read-only memory, or a write or atomic right on
-        octets that another valid region already lets a peer change (RFC 5042 6.3.6). Scoped to a stream that has
-        ended the region is born revoked: the end of a stream may always come first.
+        octets that another valid region already lets a peer change (RFC 5042 6.3.6), and `OSError` as a device gives it.
+        Scoped to a stream that has ended the region is born revoked: the end of a stream may always come first.
         """
         ...
 

@@ -39,6 +39,8 @@ class SessionGrant:
     """RECORD is granted (draft 6.5)."""
     invalidates: bool
     """INVALIDATE is served."""
+    head_of_device: bool
+    """With DIRECT_ALLOC: the peer's atomics on Head are not atomic with a processor's: ALLOC_STOREs are the session's."""
     request_credits: int
     max_message_bytes: int
     receives: MemoryRegion

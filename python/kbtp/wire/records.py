@@ -48,6 +48,12 @@ class Completion:
         header = pack_header(self.OPCODE, 0, self.request_id, self.handle, self.generation, self.status)
         return header + COMPLETION_BODY.pack(self.data_length, self.block_offset)
 
+    def record(self) -> CompletionRecord:
+        """The completion record that says the same (draft 6.5)."""
+        return CompletionRecord(
+            self.request_id, Status(self.status), self.generation, self.data_length, self.block_offset
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class CompletionRecord:

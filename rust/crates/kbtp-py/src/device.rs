@@ -110,6 +110,7 @@ impl Device {
             ("write_with_immediate", can.write_with_immediate),
             ("own_base", can.own_base),
             ("invalidated_by_peers", can.invalidated_by_peers),
+            ("atomics_with_processors", can.atomics_with_processors),
         ] {
             named.set_item(name, value)?;
         }

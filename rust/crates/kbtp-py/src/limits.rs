@@ -22,6 +22,7 @@ pub(crate) fn limits(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         DATA_DESCRIPTOR_BYTES,
         COMPLETION_DESCRIPTOR_BYTES,
         COMPLETION_BYTES,
+        COMPLETION_RECORD_BYTES,
         COMPLETIONS_POSTED_PER_CREDIT,
         ENTRY_BYTES,
         SLOT_BYTES,

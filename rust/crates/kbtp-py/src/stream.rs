@@ -77,7 +77,7 @@ impl Stream {
 
     #[allow(clippy::too_many_arguments, reason = "all by keyword")]
     #[pyo3(signature = (store, *, holder, domain, first_handle, handle_count, direct_alloc, records,
-        invalidates, request_credits, max_message_bytes, receives, read_depth, drain_s))]
+        invalidates, head_of_device, request_credits, max_message_bytes, receives, read_depth, drain_s))]
     fn offload(
         &self,
         py: Python<'_>,
@@ -89,6 +89,7 @@ impl Stream {
         direct_alloc: bool,
         records: bool,
         invalidates: bool,
+        head_of_device: bool,
         request_credits: u32,
         max_message_bytes: u32,
         receives: &Bound<'_, Region>,
@@ -104,7 +105,11 @@ impl Stream {
                 count: handle_count,
             },
             direct_alloc,
-            binding: Binding { records, invalidates },
+            binding: Binding {
+                records,
+                invalidates,
+                head_of_device,
+            },
             request_credits,
             max_message_bytes,
             receives: receives.get().rnic_region().clone(),

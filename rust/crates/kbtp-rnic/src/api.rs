@@ -25,6 +25,7 @@ pub struct Capabilities {
     pub write_with_immediate: bool,
     pub own_base: bool,
     pub invalidated_by_peers: bool,
+    pub atomics_with_processors: bool,
     pub max_ird: u32,
     pub max_ord: u32,
 }

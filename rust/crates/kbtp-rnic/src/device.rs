@@ -298,6 +298,7 @@ fn hardware_capabilities(hardware: &kbtp_verbs::Device) -> Capabilities {
         own_base: true,
         // Memory that a program registers, no peer invalidates: that takes memory windows, which not every device has.
         invalidated_by_peers: false,
+        atomics_with_processors: hardware.atomics == kbtp_verbs::Atomics::System,
         max_ird: hardware.max_ird.into(),
         max_ord: hardware.max_ord.into(),
     }
@@ -387,6 +388,7 @@ impl Device {
             write_with_immediate: false,
             own_base: false,
             invalidated_by_peers: true,
+            atomics_with_processors: true,
             max_ird: limits::RNIC_READ_DEPTH_MAX.into(),
             max_ord: limits::RNIC_READ_DEPTH_MAX.into(),
         }

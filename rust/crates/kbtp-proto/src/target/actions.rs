@@ -17,6 +17,8 @@ pub struct Binding {
     pub records: bool,
     /// INVALIDATE is served.
     pub invalidates: bool,
+    /// The peer's atomics on Head are not atomic with a processor's: no ticket may be taken here.
+    pub head_of_device: bool,
 }
 
 impl Binding {
@@ -24,6 +26,7 @@ impl Binding {
     pub const RDMAP: Self = Self {
         records: false,
         invalidates: true,
+        head_of_device: false,
     };
 }
 

@@ -43,6 +43,8 @@ punt_reasons! {
     UnsealedLoad = "UNSEALED_LOAD";
     /// An earlier request on its handle was punted and is not resolved.
     BehindPunt = "BEHIND_PUNT";
+    /// An ALLOC_STORE of a session whose Head only its device may move: Python knows whether its peer still can.
+    HeadOfDevice = "HEAD_OF_DEVICE";
     /// A test asked for it.
     Forced = "FORCED";
 }

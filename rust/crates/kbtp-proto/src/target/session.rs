@@ -143,7 +143,9 @@ impl<S: SharedStore> Session<S> {
                 let task = self.next_task();
                 self.tasks.insert(task, Task::new(request, slot, length_bytes));
                 let forced = self.forced.as_mut().is_some_and(ForcedPunts::draw);
-                let punt = forced.then_some(PuntReason::Forced);
+                let of_device = self.grant.binding.head_of_device && request.operation == Operation::AllocStore;
+                let of_device = of_device.then_some(PuntReason::HeadOfDevice);
+                let punt = of_device.or(forced.then_some(PuntReason::Forced));
                 self.turns.arrive(request.handle, task, request.mutates(), punt);
                 self.advance(memory);
             }
@@ -288,6 +290,9 @@ impl<S: SharedStore> Session<S> {
             _ => PuntReason::Malformed,
         };
         if header.opcode == Opcode::Bind as u8 && self.grant.direct_alloc {
+            if !granted(&header, self.grant.read_depth, self.grant.binding) {
+                return Err(PuntReason::Unsupported);
+            }
             return Bind::parse(head, length_bytes).map(WellFormed::Bind).map_err(why);
         }
         Operation::of_opcode(header.opcode).ok_or(PuntReason::NotARequest)?;
