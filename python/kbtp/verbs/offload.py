@@ -40,7 +40,7 @@ class SessionGrant:
     invalidates: bool
     """INVALIDATE is served."""
     head_of_device: bool
-    """With DIRECT_ALLOC: the peer's atomics on Head are not atomic with a processor's: ALLOC_STOREs are the session's."""
+    """With DIRECT_ALLOC: the peer's atomics on Head are not atomic with a processor's; ALLOC_STORE is the session's."""
     request_credits: int
     max_message_bytes: int
     receives: MemoryRegion

@@ -1,7 +1,7 @@
 //! A stream, and the work requests that are posted to it.
 
 use kbtp_proto::blocks::HandleRange;
-use kbtp_proto::target::Binding;
+use kbtp_proto::target::BindingTerms;
 use kbtp_proto::types::TerminateCause;
 use kbtp_rnic::api::{Recv, Sge, WorkRequest};
 use kbtp_rnic::offload::Grant;
@@ -105,7 +105,7 @@ impl Stream {
                 count: handle_count,
             },
             direct_alloc,
-            binding: Binding {
+            binding: BindingTerms {
                 records,
                 invalidates,
                 head_of_device,

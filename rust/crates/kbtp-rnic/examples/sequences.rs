@@ -20,8 +20,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread::{self, available_parallelism};
 use std::time::{Duration, Instant};
 
-use kbtp_proto::target::Binding;
 use kbtp_proto::blocks::{Allocation, HandleRange, StoreConfig};
+use kbtp_proto::target::BindingTerms;
 use kbtp_proto::types::RequestFlag;
 use kbtp_proto::wire::{DataDescriptor, Operation, Request};
 use kbtp_rnic::api::{Access, Event, Recv, Sge, StreamId, WcOpcode, WcStatus, WorkCompletion, WorkRequest};
@@ -194,7 +194,7 @@ impl Target {
                         count: 2 * blocks_of(self.block_bytes) as u64,
                     },
                     direct_alloc: false,
-                    binding: Binding::RDMAP,
+                    binding: BindingTerms::RDMAP,
                     request_credits: CREDITS as u32,
                     max_message_bytes: MESSAGE_BYTES as u32,
                     receives: buffers.clone(),

@@ -13,7 +13,9 @@ use kbtp_proto::blocks::{BlockStore, FinishedFree, FreeToken, HandleRange};
 use kbtp_proto::memory::{RegionId, Span};
 use kbtp_proto::own_maps::OwnMap;
 use kbtp_proto::stream::{Inline, Payload, Piece, Work};
-use kbtp_proto::target::{Action, Binding, ForcedPunts, Session, SessionGrant, SessionMemory, SharedStore, TaskId};
+use kbtp_proto::target::{
+    Action, BindingTerms, ForcedPunts, Session, SessionGrant, SessionMemory, SharedStore, TaskId,
+};
 use kbtp_proto::types::Ticket;
 
 use crate::api::{Event, WcOpcode, WcStatus, WorkCompletion};
@@ -40,7 +42,7 @@ pub struct Grant {
     pub domain: u64,
     pub handles: HandleRange,
     pub direct_alloc: bool,
-    pub binding: Binding,
+    pub binding: BindingTerms,
     pub request_credits: u32,
     pub max_message_bytes: u32,
     pub receives: Region,

@@ -13,9 +13,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{DEPTH, PATIENCE, options};
-use kbtp_proto::target::Binding;
 use kbtp_proto::blocks::{Binding, CounterForm, HandleRange, PartitionBlocks, StoreConfig};
 use kbtp_proto::mpa::MpaOptions;
+use kbtp_proto::target::BindingTerms;
 use kbtp_proto::types::{Opcode, RequestFlag, Status};
 use kbtp_proto::wire::{Bind, CommonHeader, Completion, DataDescriptor, Operation, Request};
 use kbtp_rnic::api::{Access, Event, Recv, Sge, StreamId, WcOpcode, WcStatus, WorkCompletion, WorkRequest};
@@ -199,7 +199,7 @@ impl Target {
             domain: DOMAIN,
             handles: range_of(number),
             direct_alloc: true,
-            binding: Binding::RDMAP,
+            binding: BindingTerms::RDMAP,
             request_credits: CREDITS as u32,
             max_message_bytes: MESSAGE_BYTES as u32,
             receives: buffers.clone(),

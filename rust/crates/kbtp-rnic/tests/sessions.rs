@@ -12,11 +12,11 @@ use std::thread;
 use std::time::Duration;
 
 use common::{DEPTH, PATIENCE, options};
-use kbtp_proto::target::Binding;
 use kbtp_proto::blocks::{HandleRange, StoreConfig};
 use kbtp_proto::crc32c;
 use kbtp_proto::initiator::Terms;
 use kbtp_proto::mpa::MpaOptions;
+use kbtp_proto::target::BindingTerms;
 use kbtp_proto::types::{RequestFlag, Status};
 use kbtp_proto::wire::{Completion, Operation};
 use kbtp_rnic::api::{Access, Event, Recv, Sge, StreamId, WcOpcode, WcStatus, WorkRequest};
@@ -145,7 +145,7 @@ impl Target {
                     domain: DOMAIN,
                     handles: range_of(self.joined),
                     direct_alloc: false,
-                    binding: Binding::RDMAP,
+                    binding: BindingTerms::RDMAP,
                     request_credits: CREDITS,
                     max_message_bytes: MESSAGE_BYTES as u32,
                     receives: buffers.clone(),

@@ -207,3 +207,90 @@ pub(crate) fn address_of(storage: &[u8; 128]) -> Option<SocketAddr> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn completion(change: impl FnOnce(&mut IbvWc)) -> Completion {
+        let mut raw = IbvWc::default();
+        change(&mut raw);
+        Completion::of(&raw)
+    }
+
+    #[test]
+    fn an_immediate_is_in_network_byte_order_and_a_key_is_not() {
+        let recorded = completion(|raw| {
+            raw.opcode = IBV_WC_RECV_RDMA_WITH_IMM;
+            raw.wc_flags = IBV_WC_WITH_IMM;
+            raw.imm_data = 0x0102_0304_u32.to_be();
+        });
+        assert_eq!((recorded.immediate, recorded.invalidated), (Some(0x0102_0304), None));
+        let invalidating = completion(|raw| {
+            raw.wc_flags = IBV_WC_WITH_INV;
+            raw.imm_data = 0x0102_0304;
+        });
+        assert_eq!(
+            (invalidating.immediate, invalidating.invalidated),
+            (None, Some(0x0102_0304))
+        );
+    }
+
+    #[test]
+    fn of_work_that_failed_nothing_but_its_status_means_something() {
+        let failed = completion(|raw| {
+            raw.status = 5;
+            raw.wc_flags = IBV_WC_WITH_IMM | IBV_WC_WITH_INV;
+        });
+        assert_eq!((failed.immediate, failed.invalidated), (None, None));
+        assert_eq!(Failure::of(failed.status), Some(Failure::Flushed));
+    }
+
+    #[test]
+    fn every_status_but_success_is_a_failure() {
+        assert_eq!(Failure::of(0), None);
+        assert_eq!(Failure::of(1), Some(Failure::MessageTooLong));
+        assert!((2..40).all(|status| Failure::of(status).is_some()));
+        let Some(Failure::Because(why)) = Failure::of(10) else {
+            panic!("no reason")
+        };
+        assert!(why.contains("STag"));
+    }
+
+    #[test]
+    fn a_program_that_refuses_says_why_itself_and_a_system_is_spoken_for() {
+        for (status, private_data) in [(28, &b"KBTP"[..]), (28, b""), (-libc::ECONNREFUSED, b"KBTP")] {
+            assert_eq!(refusal(status, private_data), None);
+        }
+        for status in [8, -libc::ECONNREFUSED] {
+            assert!(refusal(status, b"").unwrap().contains("nobody listens"));
+        }
+        assert!(refusal(26, b"").unwrap().contains("MTU"));
+        assert_eq!(refusal(99, b"").unwrap(), "CM reject 99");
+    }
+
+    #[test]
+    fn private_data_is_passed_as_it_is() {
+        let said = Parameters {
+            private_data: b"KBTP".to_vec(),
+            responder_resources: 3,
+            initiator_depth: 4,
+        };
+        let raw = said.raw();
+        assert_eq!((raw.private_data_len, raw.rnr_retry_count), (4, RNR_RETRY_WITHOUT_END));
+        assert_eq!(Parameters::of(&raw, b"KBTP"), said);
+        assert!(Parameters::default().raw().private_data.is_null());
+    }
+
+    #[test]
+    fn addresses_of_both_families_are_read() {
+        let mut storage = [0; 128];
+        storage[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
+        storage[2..8].copy_from_slice(&[0x14, 0xA7, 10, 0, 2, 15]);
+        assert_eq!(address_of(&storage), "10.0.2.15:5287".parse().ok());
+        storage[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
+        storage[8..24].copy_from_slice(&Ipv6Addr::LOCALHOST.octets());
+        assert_eq!(address_of(&storage), "[::1]:5287".parse().ok());
+        assert_eq!(address_of(&[0; 128]), None);
+    }
+}

@@ -99,3 +99,61 @@ impl SendWork<'_> {
         (wr, copied)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(kind: Kind, octets: Option<&[u8]>) -> (IbvSendWr, Option<Sge>) {
+        SendWork {
+            id: 7,
+            kind,
+            pieces: &[],
+            octets,
+            solicited: false,
+        }
+        .request()
+    }
+
+    #[test]
+    fn each_kind_has_its_fields_where_the_header_says() {
+        let (wr, _) = request(Kind::Write { rkey: 5, to: 6 }, None);
+        assert_eq!((wr.wr_id, wr.opcode, wr.remote), (7, IBV_WR_RDMA_WRITE, [6, 5, 0, 0]));
+        let (wr, _) = request(
+            Kind::WriteImmediate {
+                rkey: 5,
+                to: 6,
+                immediate: 0x0102_0304,
+            },
+            None,
+        );
+        assert_eq!(
+            (wr.opcode, wr.imm_data.to_ne_bytes()),
+            (IBV_WR_RDMA_WRITE_WITH_IMM, [1, 2, 3, 4])
+        );
+        let (wr, _) = request(Kind::FetchAdd { rkey: 5, to: 8, add: 9 }, None);
+        assert_eq!((wr.opcode, wr.remote), (IBV_WR_ATOMIC_FETCH_AND_ADD, [8, 9, 0, 5]));
+        let (wr, _) = request(
+            Kind::CompareSwap {
+                rkey: 5,
+                to: 8,
+                compare: 1,
+                swap: 2,
+            },
+            None,
+        );
+        assert_eq!((wr.opcode, wr.remote), (IBV_WR_ATOMIC_CMP_AND_SWP, [8, 1, 2, 5]));
+        let (wr, _) = request(Kind::Send { invalidate: Some(11) }, None);
+        assert_eq!((wr.opcode, wr.imm_data, wr.remote[1]), (IBV_WR_SEND_WITH_INV, 11, 11));
+    }
+
+    #[test]
+    fn octets_go_inline_if_there_are_any() {
+        let plain = Kind::Send { invalidate: None };
+        let (wr, copied) = request(plain, Some(b"abc"));
+        assert_eq!(copied.map(|piece| (piece.length, piece.lkey)), Some((3, 0)));
+        assert_ne!(wr.send_flags & IBV_SEND_INLINE, 0);
+        let (wr, copied) = request(plain, Some(b""));
+        assert_eq!((copied, wr.send_flags), (None, IBV_SEND_SIGNALED));
+    }
+}

@@ -12,7 +12,7 @@ use crate::memory::{RegionId, Span};
 
 /// What a session has of what depends on the binding (draft 9).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Binding {
+pub struct BindingTerms {
     /// RECORD is granted (draft 6.5, 9.2).
     pub records: bool,
     /// INVALIDATE is served.
@@ -21,7 +21,7 @@ pub struct Binding {
     pub head_of_device: bool,
 }
 
-impl Binding {
+impl BindingTerms {
     /// Draft 9.1, profile 8.3.
     pub const RDMAP: Self = Self {
         records: false,
@@ -44,7 +44,7 @@ pub struct SessionGrant {
     /// BINDs are requests, and have their turns.
     pub direct_alloc: bool,
     /// Which flags requests may have.
-    pub binding: Binding,
+    pub binding: BindingTerms,
     /// Receive buffers that were posted for requests.
     pub request_credits: u32,
     /// Octets of each.

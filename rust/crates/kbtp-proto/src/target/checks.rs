@@ -3,7 +3,7 @@
 //! UNSUPPORTED and MALFORMED are found when a request arrives, and left to Python; the rest when its turn comes, because
 //! the requests before it on the same handle may change the answer.
 
-use super::actions::Binding;
+use super::actions::BindingTerms;
 use crate::blocks::Entry;
 use crate::types::{RequestFlag, Status};
 use crate::wire::{CommonHeader, Operation, Request};
@@ -12,7 +12,7 @@ use crate::wire::{CommonHeader, Operation, Request};
 /// flags.
 ///
 /// `read_depth` is how many RDMA Reads the target may have outstanding towards this initiator.
-pub(super) fn granted(header: &CommonHeader, read_depth: u32, binding: Binding) -> bool {
+pub(super) fn granted(header: &CommonHeader, read_depth: u32, binding: BindingTerms) -> bool {
     let flags = RequestFlag::from_bits_retain(header.flags);
     if flags.contains(RequestFlag::RECORD) && !binding.records {
         return false; // draft 6.5

@@ -17,7 +17,7 @@ mod sequences;
 mod session;
 mod turns;
 
-pub use actions::{Action, Binding, SessionGrant, SessionMemory, SharedStore};
+pub use actions::{Action, BindingTerms, SessionGrant, SessionMemory, SharedStore};
 pub use punt::{ForcedPunts, PuntCounters, PuntReason};
 pub use session::Session;
 pub use turns::TaskId;

@@ -23,7 +23,9 @@ use crate::limits::COMPLETIONS_POSTED_PER_CREDIT;
 use crate::memory::Span;
 use crate::own_maps::OwnMap;
 use crate::types::{ApiMisuse, Opcode, Status, Ticket};
-use crate::wire::{Bind, CommonHeader, Completion, CompletionDescriptor, HEAD_BYTES_MAX, Operation, Request, WireFormatError};
+use crate::wire::{
+    Bind, CommonHeader, Completion, CompletionDescriptor, HEAD_BYTES_MAX, Operation, Request, WireFormatError,
+};
 
 /// Decides everything about one stream that Python does not. After each call, drain `next_action`.
 #[derive(Debug)]

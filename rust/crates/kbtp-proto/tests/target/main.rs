@@ -9,5 +9,6 @@ mod order_of_checks;
 mod punts;
 mod python;
 mod random_sessions;
+mod records;
 mod turns;
 mod world;

@@ -18,7 +18,9 @@ use kbtp_proto::blocks::{
     Allocation, BlockStore, Entry, FinishedFree, FreeToken, HandleRange, RingMemory, StoreConfig, StoreMemory, Words,
 };
 use kbtp_proto::memory::{RegionId, Span};
-use kbtp_proto::target::{Binding, Action, ForcedPunts, PuntReason, Session, SessionGrant, SessionMemory, SharedStore, TaskId};
+use kbtp_proto::target::{
+    Action, BindingTerms, ForcedPunts, PuntReason, Session, SessionGrant, SessionMemory, SharedStore, TaskId,
+};
 use kbtp_proto::types::{RequestFlag, Status};
 use kbtp_proto::wire::{DataDescriptor, Operation, Request};
 
@@ -113,6 +115,8 @@ pub(crate) struct Peer {
     pub(crate) lent: VecDeque<u64>,
     pub(crate) unanswered: HashMap<u64, u64>,
     pub(crate) answers: HashMap<u64, Answer>,
+    /// Completion records: STag, tagged offset, octets.
+    pub(crate) records: Vec<(u32, u64, [u8; 24])>,
     pub(crate) posted: Vec<Posted>,
     pub(crate) sends_posted: usize,
     /// COMPLETIONs leave as soon as they are posted.
@@ -215,7 +219,7 @@ impl World {
             domain,
             handles,
             direct_alloc: false,
-            binding: Binding::RDMAP,
+            binding: BindingTerms::RDMAP,
             request_credits: credits,
             max_message_bytes: MAX_MESSAGE,
             receives,
@@ -232,6 +236,7 @@ impl World {
             lent: (0..u64::from(credits)).collect(),
             unanswered: HashMap::new(),
             answers: HashMap::new(),
+            records: Vec::new(),
             posted: Vec::new(),
             sends_posted: 0,
             takes_sends: true,
@@ -421,6 +426,16 @@ impl World {
                         peer.sends_posted -= 1;
                         peer.session.sent();
                     }
+                }
+                Action::Record {
+                    record,
+                    stag,
+                    to,
+                    immediate,
+                } => {
+                    peer.unanswered.retain(|id, _| *id as u32 != immediate);
+                    peer.records.push((stag, to, record));
+                    peer.session.sent();
                 }
                 Action::Write {
                     task, source, stag, to, ..
