@@ -36,7 +36,8 @@ def offered_features(
 ) -> Feature:
     """Direct modes that `hello` asks for and that may be granted, and MASKED_ATOMICS if Head is to have that form.
 
-    `trusted`: what whoever sent it may use. `binding`: what the RNIC lets be granted. `peer_read_depth`: RDMA Reads and atomics it may have outstanding here.
+    `trusted`: what whoever sent it may use. `binding`: what the RNIC lets be granted.
+    `peer_read_depth`: RDMA Reads and atomics it may have outstanding here.
     """
     features = hello.requested_features & config.direct & trusted & binding & DIRECT_MODES
     if peer_read_depth == 0:  # profile 3 "RDMA Reads": both modes read

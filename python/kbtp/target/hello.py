@@ -46,7 +46,7 @@ def binding_features(capabilities: Capabilities) -> Feature:
 
 
 def served_features(granted: Feature, binding: Feature) -> Feature:
-    """Those whose flags requests may have: on RDMAP INVALIDATE is served whether or not it was asked for (profile 8.3)."""
+    """Those whose flags requests may have: on RDMAP INVALIDATE is served whether or not it was asked for (8.3)."""
     on_rdmap = not binding & Feature.RECORD_COMPLETION
     return granted | (binding & Feature.INVALIDATE if on_rdmap else Feature.NONE)
 
@@ -94,8 +94,8 @@ def trust_of(target: Target, hello: Hello, octets: bytes, nonces: Nonces) -> Tru
 def granted_features(hello: Hello, offered: Feature, binding: Feature, *, partition: bool) -> Feature:
     """What was asked for, as far as there is and goes together (profile 8.3).
 
-    `offered`: what of the direct modes may be granted. `binding`: what the RNIC lets be granted. `partition`: the identity
-    has one, as direct allocation needs.
+    `offered`: what of the direct modes may be granted. `binding`: what the RNIC lets be granted. `partition`: the
+    identity has one, as direct allocation needs.
     """
     if not partition:
         offered &= ~(Feature.DIRECT_ALLOC | Feature.MASKED_ATOMICS)

@@ -54,7 +54,7 @@ class Tickets:
         self._partition = partition
         self._timeout_s = timeout_s
         self.head_is_the_devices = head_of_device
-        """The peer moves Head in a way that is not atomic with a ticket taken here (IBTA: atomic among a device's own)."""
+        """The peer moves Head in a way that is not atomic with a ticket taken here (IBTA: among a device's own)."""
         self._invalidate_head = invalidate_head
         self._invalidate_partition = invalidate_partition
         self._seen_at_s: dict[Ticket, float] = {}

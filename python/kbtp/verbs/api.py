@@ -403,7 +403,7 @@ class Rnic(Protocol):
 
         Raises `ApiMisuse` for a zero length, a null pointer, a buffer that is not
         contiguous or not in CPU memory, a write or atomic right on read-only memory, or a write or atomic right on
-        octets that another valid region already lets a peer change (RFC 5042 6.3.6), and `OSError` as a device gives it.
+        octets that another valid region already lets a peer change (RFC 5042 6.3.6); `OSError` as a device gives it.
         Scoped to a stream that has ended the region is born revoked: the end of a stream may always come first.
         """
         ...
