@@ -1,0 +1,81 @@
+"""rping between siw and our user-space RNICs: both roles, CRC on and off, both kinds of RTR, short and long messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from interop.checks import RNICS, Check, CheckFailed, open_rnic, set_siw
+from interop.guest.machine import HOST_ADDRESS, Guest
+from interop.rping import Server, ping
+from kbtp.iwarp.mpa import RtrKind
+
+SHORT_BYTES, LONG_BYTES = 64, 65_000
+PORTS = {SHORT_BYTES: 7174, LONG_BYTES: 7175}
+"""An `rping -s` serves one length."""
+
+PINGS = 3
+PING_S = 30.0
+START_S = 20.0
+
+_SIW_RTR = {RtrKind.WRITE: 0x80, RtrKind.READ: 0x40}
+"""`rtr_type` of siw: the bits C and D as they lie in the memory of a little-endian machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How the two sides start their connection."""
+
+    crc: bool
+    rtr: RtrKind
+    length: int
+
+    def __str__(self) -> str:
+        crc = "CRC" if self.crc else "no CRC"
+        rtr = f"{self.rtr.name} RTR, " if self.rtr else ""
+        return f"{crc}, {rtr}{self.length:,} octets"
+
+
+_WAYS = tuple(
+    _Way(crc, rtr, length)
+    for crc in (True, False)
+    for rtr in (RtrKind.NONE, RtrKind.WRITE, RtrKind.READ)
+    for length in (SHORT_BYTES, LONG_BYTES)
+)
+
+
+def checks() -> list[Check]:
+    clients = [Check(f"rping: {name} connects to siw, {way}", partial(_connect, name, way)) for name in RNICS for way in _WAYS]
+    servers = [Check(f"rping: siw connects to {name}, {way}", partial(_listen, name, way)) for name in RNICS for way in _WAYS]
+    return clients + servers
+
+
+@contextmanager
+def serving(guest: Guest, length: int) -> Iterator[tuple[str, int]]:
+    """`rping -s` in the guest, for any number of clients one after the other or at once; its address here."""
+    port = PORTS[length]
+    # It says nothing when it listens, but /proc/net/rdma_cm does not either: the port in use is a TCP one with siw.
+    listens = f"until grep -q ':{port:04X} .* 0A ' /proc/net/tcp; do usleep 20000; done; echo it listens"
+    with guest.start(f"rping -s -P -a 0.0.0.0 -p {port} -S {length} & {listens}; wait") as call:
+        call.await_line("it listens", START_S)
+        yield "127.0.0.1", guest.port(port)
+
+
+def _connect(name: str, way: _Way, guest: Guest) -> None:
+    rnic = open_rnic(name, crc=way.crc, rtr=way.rtr)
+    with serving(guest, way.length) as address:
+        ping(rnic, address, length=way.length, count=PINGS, timeout_s=PING_S)
+
+
+def _listen(name: str, way: _Way, guest: Guest) -> None:
+    """siw asks for no CRC by itself; it is on when either side asks for it."""
+    set_siw(guest, peer_to_peer=int(bool(way.rtr)), rtr_type=_SIW_RTR.get(way.rtr, 0))
+    with Server(open_rnic(name, crc=way.crc), way.length, PING_S) as server:
+        script = f"rping -c -a {HOST_ADDRESS} -p {server.port} -C {PINGS} -S {way.length} -V"
+        with guest.start(script) as call:
+            server.serve(PINGS)
+            done = call.finish(PING_S)
+    if done.status:
+        raise CheckFailed(f"rping ended with status {done.status}: {done.output}")
