@@ -16,6 +16,7 @@ import kbtp
 from kbtp.address import Address
 from kbtp.errors import ApiMisuse, ConnectionLost, DeadlineExceeded, PeerIncompatible, PeerMisbehaved
 from kbtp.iwarp.mpa import MpaOptions, PassiveStartup
+from kbtp.iwarp.rdmap import RdmapOpcode
 from kbtp.types import TerminateCause
 from kbtp.wire import ConnectionData
 
@@ -179,6 +180,29 @@ def test_rubbish_right_behind_the_mpa_reply(tcp_server: TcpServe, connect: Conne
 
 
 # --- the first FPDU lost -----------------------------------------------------------------------
+
+
+def test_a_target_that_overlooks_hello_is_nudged(tcp_server: TcpServe, connect: Connect) -> None:
+    """Profile 3 "The nudge": RDMA Writes of no octets behind HELLO, until there is an answer."""
+    fpdus: list[bytes] = []
+
+    def answer(connection: socket.socket) -> None:
+        startup = PassiveStartup(MpaOptions())
+        while startup.receive_data(connection.recv(1)) is None:
+            continue
+        reply, _ = startup.accept(ConnectionData(bytes(16)).pack(), 16, 16)
+        connection.sendall(reply)
+        with connection.makefile("rb") as stream:
+            while len(fpdus) < 3 and (length := stream.read(2)):
+                ulpdu_bytes = int.from_bytes(length, "big")
+                fpdus.append(stream.read(ulpdu_bytes))
+                stream.read(-(ulpdu_bytes + 2) % 4 + 4)
+
+    with pytest.raises(ConnectionLost):  # closed once it has come twice
+        connect(tcp_server(answer))
+    hello, *nudges = fpdus
+    assert hello[1] & 0x0F == RdmapOpcode.SEND
+    assert nudges == [b"\xc1\x40" + bytes(4) + bytes(8)] * 2
 
 
 def test_hello_is_sent_again_on_a_new_connection(

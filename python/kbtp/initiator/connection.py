@@ -31,6 +31,7 @@ from kbtp.verbs.api import (
     Established,
     Event,
     MemoryRegion,
+    RdmaWrite,
     Recv,
     Rejected,
     Rnic,
@@ -47,6 +48,9 @@ from kbtp.verbs.requester import CarryingStream, RecordStatus
 from kbtp.wire import ConnectionData, HelloAck, Nonces
 
 log = logging.getLogger("kbtp.initiator")
+
+_NUDGE = (1 << 64) - 1
+"""Its wr_id: a session may open before it has left."""
 
 
 class Connection:
@@ -79,6 +83,8 @@ class Connection:
         self._limit_s = timeout_s if limit_s is None else limit_s
         self._connect_deadline_s = now_s + timeout_s
         self._attempt_deadline_s = 0.0
+        self._nudge_at_s: float | None = None
+        self._nudge_pause_s = 0.0
         self._nonce = b""
         self._said: SaidHello | None = None
         self._carrier: SessionCarrier | RnicCarrier | None = None
@@ -100,8 +106,9 @@ class Connection:
         """Seconds until `pump` is due even if `fileno` stays quiet."""
         timeout_s = self._channel.next_timeout_s()
         if self.session is None and self.error is None:
-            until_attempt_s = max(0.0, self._attempt_deadline_s - now_s)
-            timeout_s = until_attempt_s if timeout_s is None else min(timeout_s, until_attempt_s)
+            due_at_s = self._attempt_deadline_s if self._nudge_at_s is None else self._nudge_at_s
+            until_due_s = max(0.0, min(due_at_s, self._attempt_deadline_s) - now_s)
+            timeout_s = until_due_s if timeout_s is None else min(timeout_s, until_due_s)
         due_s = self._carrier.due_s() if isinstance(self._carrier, SessionCarrier) else None
         if due_s is not None:
             until_due_s = max(0.0, due_s - now_s)
@@ -122,6 +129,7 @@ class Connection:
         if self._stream is not None:
             stream, self._stream = self._stream, None
             stream.abort()
+        self._said, self._nudge_at_s = None, None
         self._nonce = secrets.token_bytes(limits.CONNECTION_NONCE_BYTES)
         self._stream = self._channel.connect(
             self.address.host,
@@ -151,6 +159,22 @@ class Connection:
         except ConnectionLost:
             return  # its StreamEnded says why
 
+    def _nudge(self, now_s: float) -> None:
+        """A target can overlook a HELLO that comes right behind its Reply, until something else comes: profile 3."""
+        if self._said is None or self.session is not None or self.error is not None:
+            return
+        if self._nudge_at_s is None:
+            self._nudge_pause_s = limits.NUDGE_S
+        elif now_s < self._nudge_at_s:
+            return
+        elif self._stream is not None:
+            try:
+                self._stream.post([RdmaWrite(_NUDGE, (), remote_stag=0, remote_to=0)])
+            except ConnectionLost:
+                return  # its StreamEnded says why
+            self._nudge_pause_s *= 2
+        self._nudge_at_s = now_s + self._nudge_pause_s
+
     # --- driving -------------------------------------------------------------------------------
 
     def pump(self, timeout_s: float, now: Callable[[], float]) -> None:
@@ -160,6 +184,7 @@ class Connection:
         self._reap(timeout_s)
         now_s = now()
         self._advance(now_s)
+        self._nudge(now_s)
         if self.session is None and self.error is None and now_s >= self._attempt_deadline_s:
             if now_s >= self._connect_deadline_s:
                 self._connect_timed_out()
@@ -219,7 +244,7 @@ class Connection:
     def _completed(self, completion: WorkCompletion) -> None:
         if completion.opcode is WcOpcode.RECV:
             self._received(completion)
-        elif isinstance(self._carrier, SessionCarrier):
+        elif isinstance(self._carrier, SessionCarrier) and completion.wr_id != _NUDGE:
             self._carrier.completed(completion)
 
     def _received(self, completion: WorkCompletion) -> None:
