@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from interop import siw_rping
+from interop import kbtp_in_guest, siw_rping
 from interop.checks import ROOT, Suite
 from interop.guest.machine import Boot, Driver
 
 SUITES = (
     Suite(
         "siw",
-        Boot(driver=Driver.SIW, share=ROOT, forwards=tuple(siw_rping.PORTS.values())),
-        siw_rping.checks(),
+        Boot(driver=Driver.SIW, share=ROOT, forwards=(*siw_rping.PORTS.values(), *kbtp_in_guest.PORTS)),
+        [*siw_rping.checks(), *kbtp_in_guest.checks()],
     ),
 )
