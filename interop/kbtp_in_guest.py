@@ -53,7 +53,8 @@ def target_here(rnic: str, *options: str) -> Iterator[tuple[subprocess.Popen[str
     """`kbtp serve` on this machine: its process, and its URL in the guest."""
     command = [sys.executable, "-m", "kbtp", "serve", "--port", "0", "--rnic", rnic, *_SERVE, *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
         try:
             assert process.stdout is not None
             port = process.stdout.readline().partition(_READY)[2].split()[0].rpartition(":")[2]

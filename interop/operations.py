@@ -117,14 +117,15 @@ def main() -> int:
     parser.add_argument("--rnic", default="auto")
     parser.add_argument("--count", type=int, default=1000, help="of each kind")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--timeout", type=float, default=30.0, help="seconds, for connecting and for each operation")
+    parser.add_argument("--timeout", type=float, default=30.0, help="seconds, for connecting")
+    parser.add_argument("--operation-timeout", type=float, default=30.0, help="seconds, for each operation")
     arguments = parser.parse_args()
     try:
         with kbtp.connect(
             arguments.url,
             quota=QUOTA,
             direct="load",
-            timeout_s=arguments.timeout,
+            timeout_s=arguments.operation_timeout,
             connect_timeout_s=arguments.timeout,
             rnic=open_rnic(arguments.rnic),
         ) as client:

@@ -19,6 +19,7 @@ from kbtp.verbs.api import (
     RdmaRead,
     RdmaWrite,
     Recv,
+    Rejected,
     Rnic,
     Send,
     Sge,
@@ -32,7 +33,7 @@ from kbtp.verbs.api import (
 _INFO = struct.Struct(">QII")
 """Tagged offset, STag and length of a buffer; what the server says has the same size and no meaning."""
 
-_RECEIVES = 4
+RECEIVES = 4
 _DEPTH = 1
 _FIRST_LETTER, _LETTERS = 65, 58
 _NUDGE_S = 0.02
@@ -61,7 +62,7 @@ class _Buffer:
     length: int
 
 
-class _Side:
+class Side:
     """One end of one connection: its memory, its channel and what has come."""
 
     def __init__(self, rnic: Rnic, length: int, timeout_s: float) -> None:
@@ -71,9 +72,13 @@ class _Side:
         self.message = rnic.register(bytearray(length), Access.REMOTE_READ, pd=self.pd)
         self.sink = rnic.register(bytearray(length), Access.REMOTE_WRITE, pd=self.pd)
         self.stream: Stream | None = None
-        self._inbox = rnic.register(bytearray(_RECEIVES * _INFO.size), Access.NONE, pd=self.pd)
-        self._deadline_s = time.monotonic() + timeout_s
+        self._inbox = rnic.register(bytearray(RECEIVES * _INFO.size), Access.NONE, pd=self.pd)
         self._events: list[Event] = []
+        self.limit(timeout_s)
+
+    def limit(self, timeout_s: float) -> None:
+        """A new deadline."""
+        self._deadline_s = time.monotonic() + timeout_s
 
     def close(self) -> None:
         self.channel.close()
@@ -81,7 +86,7 @@ class _Side:
             region.revoke()
 
     def receives(self) -> list[Recv]:
-        return [self._receive(slot) for slot in range(_RECEIVES)]
+        return [self._receive(slot) for slot in range(RECEIVES)]
 
     def next_event(self, wait_s: float | None = None) -> Event | None:
         """None when nothing came within `wait_s`. Raises PingFailed at the deadline."""
@@ -133,18 +138,24 @@ class _Side:
         return Recv(slot, Sge(self._inbox, slot * _INFO.size, _INFO.size))
 
 
+def connected(rnic: Rnic, address: tuple[str, int], *, length: int, timeout_s: float) -> Side:
+    """A client's side of a new connection; whoever asked for it closes it. Raises PingFailed."""
+    side = Side(rnic, length, timeout_s)
+    host, port = address
+    side.stream = side.channel.connect(
+        host, port, pd=side.pd, private_data=b"", ird=_DEPTH, ord_=_DEPTH, timeout_s=timeout_s, receives=side.receives()
+    )
+    while not isinstance(event := side.next_event(), Established):
+        if isinstance(event, StreamEnded | Rejected):
+            side.close()
+            raise PingFailed(f"no connection: {event}")
+    return side
+
+
 def ping(rnic: Rnic, address: tuple[str, int], *, length: int, count: int, timeout_s: float) -> None:
     """Be the client for `count` pings. Raises PingFailed."""
-    side = _Side(rnic, length, timeout_s)
+    side = connected(rnic, address, length=length, timeout_s=timeout_s)
     try:
-        host, port = address
-        side.stream = side.channel.connect(
-            host, port, pd=side.pd, private_data=b"", ird=_DEPTH, ord_=_DEPTH, timeout_s=timeout_s,
-            receives=side.receives(),
-        )  # fmt: skip
-        while not isinstance(event := side.next_event(), Established):
-            if event is not None:
-                raise PingFailed(f"no connection: {event}")
         for number in range(count):
             side.message.view[:] = message(number, length)
             side.sink.view[:] = bytes(length)
@@ -154,6 +165,7 @@ def ping(rnic: Rnic, address: tuple[str, int], *, length: int, count: int, timeo
             side.hear()
             if side.sink.view != side.message.view:
                 raise PingFailed(f"ping {number} came back changed")
+        assert side.stream is not None
         side.stream.disconnect()
         _await_end(side)
     finally:
@@ -164,7 +176,7 @@ class Server:
     """Listens from the start; `serve` is one connection."""
 
     def __init__(self, rnic: Rnic, length: int, timeout_s: float) -> None:
-        self._side = _Side(rnic, length, timeout_s)
+        self._side = Side(rnic, length, timeout_s)
         self._listener = self._side.channel.listen("127.0.0.1", 0)
         self.port = self._listener.address[1]
 
@@ -196,7 +208,7 @@ class Server:
         _await_end(side)
 
 
-def _await_end(side: _Side) -> None:
+def _await_end(side: Side) -> None:
     """The connection has done what it is for; how it ends is not rping's matter, that it does is."""
     deadline_s = time.monotonic() + _CLOSE_S
     while not isinstance(side.next_event(_CLOSE_S), StreamEnded):
