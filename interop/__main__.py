@@ -1,4 +1,4 @@
-"""`python -m interop`: the guest is built and booted, and every check is made; a line each, the status says if all hold."""
+"""`python -m interop`: the guest is built and booted, every check is made: a line each; the status says if all hold."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from interop.checks import Check, Suite
-from interop.guest.image import BuildFailed, build, images_folder
+from interop.guest.image import OUTPUT, BuildFailed, build, images_folder
 from interop.guest.machine import Guest, GuestFailed, has_kvm
 from interop.guest.packages import PackagesMissing
 from interop.progress import Progress
@@ -21,7 +21,7 @@ def main() -> int:
     parser.add_argument("-k", dest="words", action="append", default=[], help="only checks whose name holds this")
     parser.add_argument("--list", action="store_true", help="only name the checks")
     parser.add_argument("--tcg", action="store_true", help="no KVM even where there is one")
-    parser.add_argument("--images", type=Path, default=images_folder(), help="folder of kernel and initramfs")
+    parser.add_argument("--images", type=Path, default=images_folder(), help="folder where the guest is built")
     arguments = parser.parse_args()
     suites = [
         dataclasses.replace(suite, checks=chosen)
@@ -36,9 +36,9 @@ def main() -> int:
     progress = Progress()
     failed: list[str] = []
     try:
-        build(arguments.images, progress)
+        image = build(arguments.images, progress)
         for suite in suites:
-            failed += _run(suite, arguments.images, progress, tcg=arguments.tcg)
+            failed += _run(suite, image, progress, tcg=arguments.tcg)
     except (BuildFailed, GuestFailed, PackagesMissing) as error:
         print(error, file=sys.stderr)
         return 1
@@ -50,12 +50,13 @@ def main() -> int:
     return 1 if failed or not count else 0
 
 
-def _run(suite: Suite, images: Path, progress: Progress, *, tcg: bool) -> list[str]:
+def _run(suite: Suite, image: Path, progress: Progress, *, tcg: bool) -> list[str]:
     """The names of the checks that fail."""
-    boot = dataclasses.replace(suite.boot, kvm=has_kvm() and not tcg)
+    folder = OUTPUT / "guests" / suite.name
+    boot = dataclasses.replace(suite.boot, kvm=has_kvm() and not tcg, recording=folder / "packets.pcap")
     progress.tell(f"booting the guest for {suite.name}, {'with KVM' if boot.kvm else 'without KVM'}")
     failed = []
-    with Guest.boot(images, images_folder().parent / "guests" / suite.name, boot) as guest:
+    with Guest.boot(image, folder, boot) as guest:
         for check in suite.checks:
             began_s = time.monotonic()
             why = _why_not(check, guest)

@@ -15,9 +15,7 @@ from kbtp.verbs.api import Rnic
 RNICS = ("native", "reference")
 
 ROOT = Path(__file__).parent.parent
-"""Shared with the guest as SHARE: kbtp runs there from this tree."""
-
-KBTP_IN_GUEST = "env PYTHONPATH=/mnt/python python3 -m kbtp"
+"""Shared with the guest: kbtp runs there from this tree."""
 
 
 class CheckFailed(Exception):
@@ -50,6 +48,8 @@ def open_rnic(name: str, *, crc: bool = True, rtr: RtrKind = RtrKind.NONE) -> Rn
 
 def set_siw(guest: Guest, **parameters: int) -> None:
     """siw's parameters for connections from here on."""
-    done = guest.run("\n".join(f"echo {value} >/sys/module/siw/parameters/{name}" for name, value in parameters.items()))
+    done = guest.run(
+        "\n".join(f"echo {value} >/sys/module/siw/parameters/{name}" for name, value in parameters.items())
+    )
     if done.status:
         raise CheckFailed(f"siw's parameters cannot be set: {done.output}")

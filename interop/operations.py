@@ -17,6 +17,7 @@ from kbtp.errors import KbtpError
 from kbtp.rnic import open_rnic
 
 QUOTA = 16
+SHORT_BYTES = 100
 BLOCK_BYTES = 64 * 1024
 """What the target must have at least: `kbtp serve --block-size 64KiB --max-quota 16`."""
 
@@ -36,10 +37,12 @@ class WrongOctets(Exception):
 class Workload:
     """One session's blocks and what they must hold."""
 
-    def __init__(self, client: kbtp.Client, seed: int) -> None:
+    def __init__(self, client: kbtp.Client, seed: int, multiple_bytes: int) -> None:
+        """Lengths are multiples of `multiple_bytes`."""
         self.done: Counter[Kind] = Counter()
         self._client = client
         self._random = random.Random(seed)
+        self._multiple_bytes = multiple_bytes
         self._sealed: dict[kbtp.BlockRef, bytes] = {}
         self._unsealed: dict[kbtp.BlockRef, bytes] = {}
         self._do: dict[Kind, Callable[[], None]] = {
@@ -71,7 +74,8 @@ class Workload:
 
     def _octets(self) -> bytes:
         """Short ones travel within the request, long ones by RDMA Read."""
-        return self._random.randbytes(self._random.randint(1, self._random.choice((100, BLOCK_BYTES))))
+        most = self._random.choice((SHORT_BYTES, BLOCK_BYTES)) // self._multiple_bytes
+        return self._random.randbytes(self._multiple_bytes * self._random.randint(1, most))
 
     def _keep(self, block: kbtp.BlockRef, octets: bytes, *, sealed: bool) -> None:
         (self._sealed if sealed else self._unsealed)[block] = octets
@@ -80,12 +84,12 @@ class Workload:
         return self._random.choice([*self._sealed.items(), *self._unsealed.items()])
 
     def _alloc_store(self) -> None:
-        octets, seal = self._octets(), self._random.random() < 0.5  # noqa: PLR2004
+        octets, seal = self._octets(), self._random.random() < 0.5
         self._keep(self._client.alloc_store(octets, seal=seal), octets, sealed=seal)
 
     def _store(self) -> None:
         block = self._random.choice(list(self._unsealed))
-        octets, seal = self._octets(), self._random.random() < 0.5  # noqa: PLR2004
+        octets, seal = self._octets(), self._random.random() < 0.5
         del self._unsealed[block]
         self._keep(self._client.store(block, octets, seal=seal), octets, sealed=seal)
 
@@ -119,6 +123,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=30.0, help="seconds, for connecting")
     parser.add_argument("--operation-timeout", type=float, default=30.0, help="seconds, for each operation")
+    parser.add_argument("--multiple", type=int, default=1, help="lengths are multiples of this")
     arguments = parser.parse_args()
     try:
         with kbtp.connect(
@@ -130,12 +135,12 @@ def main() -> int:
             rnic=open_rnic(arguments.rnic),
         ) as client:
             print("session is open", flush=True)
-            workload = Workload(client, arguments.seed)
+            workload = Workload(client, arguments.seed, arguments.multiple)
             workload.run(arguments.count)
     except (KbtpError, WrongOctets) as error:
         print(f"{type(error).__name__}: {error}")
         return 1
-    print(", ".join(f"{count} {kind.value}" for kind, count in sorted(workload.done.items(), key=lambda one: one[0].value)))
+    print(", ".join(f"{workload.done[kind]} {kind.value}" for kind in Kind if kind in workload.done))
     return 0
 
 

@@ -116,6 +116,11 @@ class Side:
         assert self.stream is not None
         self.stream.post([RdmaWrite(0, (), 0, 0)])
 
+    def read_nothing(self) -> None:
+        """Post an RDMA Read that cannot be answered."""
+        assert self.stream is not None
+        self.stream.post([RdmaRead(0, Sge(self.sink, 0, self.length), 0, 0)])
+
     def say(self, region: MemoryRegion | None = None) -> None:
         """Send where `region` is, or just anything of that size."""
         info = bytes(_INFO.size)

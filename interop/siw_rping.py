@@ -1,4 +1,4 @@
-"""rping between siw and our user-space RNICs: both roles, CRC on and off, both kinds of RTR, short and long messages."""
+"""rping between siw and our user-space RNICs: both roles, CRC on and off, both RTR kinds, short and long messages."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from functools import partial
 from interop.checks import RNICS, Check, CheckFailed, open_rnic, set_siw
 from interop.guest.machine import HOST_ADDRESS, Guest
 from interop.rping import PingFailed, Server, ping
+from interop.startup import Startup, newest_startup
 from kbtp.iwarp.mpa import RtrKind
 
 SHORT_BYTES, LONG_BYTES = 64, 65_000
@@ -57,10 +58,13 @@ _WAYS = tuple(
 
 
 def checks() -> list[Check]:
-    clients = [Check(f"rping: {name} connects to siw, {way}", partial(_connect, name, way)) for name in RNICS for way in _WAYS]
-    servers = [Check(f"rping: siw connects to {name}, {way}", partial(_listen, name, way)) for name in RNICS for way in _WAYS]
-    many = [Check(f"rping: {CONNECTIONS} connections of {name} to siw, none lost", partial(_many, name)) for name in RNICS]
-    return clients + servers + many
+    made = []
+    for name in RNICS:
+        made += [Check(f"rping: {name} connects to siw, {way}", partial(_connect, name, way)) for way in _WAYS]
+        made += [Check(f"rping: siw connects to {name}, {way}", partial(_listen, name, way)) for way in _WAYS]
+    for name in RNICS:
+        made.append(Check(f"rping: {CONNECTIONS} connections of {name} to siw, none lost", partial(_many, name)))
+    return made
 
 
 @contextmanager
@@ -78,6 +82,7 @@ def _connect(name: str, way: _Way, guest: Guest) -> None:
     rnic = open_rnic(name, crc=way.crc, rtr=way.rtr)
     with serving(guest, way.length) as address:
         ping(rnic, address, length=way.length, count=PINGS, timeout_s=PING_S)
+    _compare(way, guest)
 
 
 def _many(name: str, guest: Guest) -> None:
@@ -105,3 +110,12 @@ def _listen(name: str, way: _Way, guest: Guest) -> None:
             done = call.finish(PING_S)
     if done.status:
         raise CheckFailed(f"rping ended with status {done.status}: {done.output}")
+    _compare(way, guest)
+
+
+def _compare(way: _Way, guest: Guest) -> None:
+    """What was asked for is what went over the wire."""
+    assert guest.recording is not None
+    seen = newest_startup(guest.recording)
+    if seen != Startup(way.crc, way.rtr):
+        raise CheckFailed(f"the connection began otherwise: {seen}")

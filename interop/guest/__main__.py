@@ -14,7 +14,7 @@ from interop.progress import Progress
 
 def main() -> int:
     arguments = _parsed()
-    folder = (arguments.state or image.images_folder().parent / "guest").absolute()
+    folder = (arguments.state or image.OUTPUT / "guests" / "shell").absolute()
     try:
         match arguments.verb:
             case "build":
@@ -40,7 +40,7 @@ def main() -> int:
 
 def _up(arguments: argparse.Namespace, folder: Path) -> int:
     progress = Progress()
-    image.build(arguments.images, progress)
+    built = image.build(arguments.images, progress)
     boot = Boot(
         driver=Driver(arguments.driver),
         forwards=arguments.forward,
@@ -50,9 +50,9 @@ def _up(arguments: argparse.Namespace, folder: Path) -> int:
         memory_mib=arguments.memory_mib,
         cpus=arguments.cpus,
         kvm=False if arguments.tcg else None,
-        capture=arguments.capture and arguments.capture.absolute(),
+        recording=arguments.record and arguments.record.absolute(),
     )
-    guest = Guest.boot(arguments.images, folder, boot, outlive=True)
+    guest = Guest.boot(built, folder, boot, outlive=True)
     progress.tell("the guest is up")
     for port in boot.forwards:
         print(f"its port {port} is 127.0.0.1:{guest.port(port)}")
@@ -61,8 +61,8 @@ def _up(arguments: argparse.Namespace, folder: Path) -> int:
 
 def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m interop.guest", description=__doc__)
-    parser.add_argument("--images", type=Path, default=image.images_folder(), help="folder of kernel and initramfs")
-    parser.add_argument("--state", type=Path, help="folder of the running guest, one each; default build/interop/guest")
+    parser.add_argument("--images", type=Path, default=image.images_folder(), help="folder where the guest is built")
+    parser.add_argument("--state", type=Path, help="folder of the guest that runs; default build/interop/guests/shell")
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("build", help="kernel and initramfs, unless they are there")
     up = verbs.add_parser("up", help="build, and boot in the background")
@@ -74,7 +74,7 @@ def _parsed() -> argparse.Namespace:
     up.add_argument("--memory-mib", type=int, default=1024)
     up.add_argument("--cpus", type=int, default=1)
     up.add_argument("--tcg", action="store_true", help="no KVM even where there is one")
-    up.add_argument("--capture", type=Path, help="pcap file of all packets")
+    up.add_argument("--record", type=Path, help="pcap file of the beginning of each packet")
     run = verbs.add_parser("run", help="run a shell script in the guest; its status is this program's")
     run.add_argument("script", nargs="?", help="default: from standard input")
     port = verbs.add_parser("port", help="the port here that leads to a forwarded port of the guest")

@@ -64,8 +64,8 @@ def _relay(process: subprocess.Popen[bytes], caller: socket.socket) -> None:
     assert process.stdout is not None
     with process.stdout as output:
         while True:
-            ready, _, _ = select.select([output, caller], [], [])
-            if caller in ready:
+            ready, _, _ = select.select([output.fileno(), caller.fileno()], [], [])
+            if caller.fileno() in ready:
                 _end()
             octets = os.read(output.fileno(), _READ_BYTES)
             if not octets:

@@ -7,6 +7,7 @@ nothing else of it is changed.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -34,7 +35,6 @@ KERNEL = "vmlinuz"
 INITRAMFS = "initramfs"
 PYTHON_PACKAGES = "python"
 """What kbtp depends on: a folder that every guest has among its Python's packages."""
-STAMP = "stamp"
 
 SIW = "drivers/infiniband/sw/siw"
 SIW_CONSTANTS = ("zcopy_tx", "try_gso", "mpa_crc_required", "mpa_crc_strict", "siw_tcp_nagle", "peer_to_peer")
@@ -76,43 +76,52 @@ class BuildFailed(Exception):
     """A step of the build failed; the text has its last words."""
 
 
+OUTPUT = HERE.parent.parent / "build" / "interop"
+
+
 def images_folder() -> Path:
     """KBTP_INTEROP_IMAGES, so that several trees can share what is built; else build/interop/images."""
-    return Path(os.environ.get("KBTP_INTEROP_IMAGES") or HERE.parent.parent / "build" / "interop" / "images").absolute()
+    return Path(os.environ.get("KBTP_INTEROP_IMAGES") or OUTPUT / "images").absolute()
 
 
-def build(images: Path, progress: Progress) -> None:
-    """Kernel and initramfs in `images`, unless they are there already, built of the same packages and files."""
+def build(images: Path, progress: Progress) -> Path:
+    """The folder of kernel and initramfs, in `images`; they are built unless they are there, of the same parts."""
     install_host_packages(progress)
     kernel = Kernel()
-    stamp = _stamp(kernel)
-    if (images / STAMP).exists() and (images / STAMP).read_text() == stamp:
-        return
     images.mkdir(parents=True, exist_ok=True)
-    (images / STAMP).unlink(missing_ok=True)
-    work = images / "work"
-    root = work / "root"
-    shutil.rmtree(root, ignore_errors=True)
-    root.mkdir(parents=True)
+    with (images / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        folder = images / _stamp(kernel)
+        if not folder.exists():
+            work = images / "work"
+            for part in ("root", "new"):
+                shutil.rmtree(work / part, ignore_errors=True)
+                (work / part).mkdir(parents=True)
+            _build(work, kernel, progress)
+            (work / "new").rename(folder)
+    return folder
+
+
+def _build(work: Path, kernel: Kernel, progress: Progress) -> None:
+    """In `work` what has been downloaded is kept, for the next time."""
+    root, new = work / "root", work / "new"
     with ThreadPoolExecutor(1) as beside:
         progress.tell(f"downloading the guest's packages, and those of kernel {kernel.release} {kernel.version}")
         user_space = beside.submit(_collect_user_space, work / "user-space.tar")
         debs = kernel.download(work / "deb")
         progress.tell("unpacking the kernel")
-        _unpack_kernel(kernel, debs[kernel.image], images, root)
+        _unpack_kernel(kernel, debs[kernel.image], new / KERNEL, root)
         progress.tell("unpacking siw")
         _unpack_siw(debs[kernel.source], work / "siw")
         progress.tell("downloading what kbtp depends on")
-        shutil.rmtree(images / PYTHON_PACKAGES, ignore_errors=True)
-        install_python_packages(images / PYTHON_PACKAGES)
+        install_python_packages(new / PYTHON_PACKAGES)
         progress.tell("compiling siw.ko")
         _compile_siw(work / "siw", kernel, debs, root)
         user_space.result()
     progress.tell("making the initramfs")
-    _make_initramfs(work / "user-space.tar", kernel, root, images / INITRAMFS)
+    _make_initramfs(work / "user-space.tar", kernel, root, new / INITRAMFS)
     shutil.rmtree(root)
-    (images / STAMP).write_text(stamp)
-    progress.tell(f"the guest is built: {(images / INITRAMFS).stat().st_size >> 20} MiB")
+    progress.tell(f"the guest is built: {(new / INITRAMFS).stat().st_size >> 20} MiB")
 
 
 def _stamp(kernel: Kernel) -> str:
@@ -120,10 +129,10 @@ def _stamp(kernel: Kernel) -> str:
     digest = hashlib.sha256(f"{kernel.version} {GUEST_PACKAGES}".encode())
     for name in ("agent.py", "image.py", "init"):
         digest.update((HERE / name).read_bytes())
-    return digest.hexdigest()
+    return digest.hexdigest()[:16]
 
 
-def _unpack_kernel(kernel: Kernel, package: Path, images: Path, root: Path) -> None:
+def _unpack_kernel(kernel: Kernel, package: Path, to: Path, root: Path) -> None:
     modules = f"./lib/modules/{kernel.release}"
     image = f"./boot/vmlinuz-{kernel.release}"
     wanted = [f"{modules}/kernel/{name}" for name in MODULES]
@@ -131,7 +140,7 @@ def _unpack_kernel(kernel: Kernel, package: Path, images: Path, root: Path) -> N
     with _contents(package) as contents:
         for member in contents:
             if member.name == image:
-                _extract_to(contents, member, images / KERNEL)
+                _extract_to(contents, member, to)
             elif any(member.name == path or member.name.startswith(f"{path}/") for path in wanted):
                 contents.extract(member, root)
 

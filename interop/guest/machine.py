@@ -29,6 +29,7 @@ HOST_ADDRESS = "10.0.2.2"
 
 _KVM_CREATE_VM = 0xAE01
 _READ_BYTES = 65536
+_RECORDED_BYTES = 256
 
 
 class Driver(Enum):
@@ -42,7 +43,7 @@ class Driver(Enum):
 @dataclass(frozen=True, slots=True)
 class Boot:
     """`forwards` are ports of the guest; `share` is /mnt there; `siw` sets siw's parameters, as `peer_to_peer=1`;
-    `capture` gets all packets, as pcap. `kvm` None: where this machine has it."""
+    `recording` gets the beginning of each packet, as pcap. `kvm` None: where this machine has it."""
 
     driver: Driver = Driver.NONE
     forwards: Sequence[int] = ()
@@ -52,7 +53,7 @@ class Boot:
     memory_mib: int = 1024
     cpus: int = 1
     kvm: bool | None = None
-    capture: Path | None = None
+    recording: Path | None = None
 
 
 class GuestFailed(Exception):
@@ -83,28 +84,32 @@ class Guest:
     `folder` has its console (`console.log`), what QEMU says (`qemu.log`) and, for `attach`, how to reach it.
     """
 
-    def __init__(self, folder: Path, pid: int, ports: Mapping[int, int]) -> None:
+    def __init__(self, folder: Path, pid: int, ports: Mapping[int, int], recording: Path | None = None) -> None:
+        self.recording = recording
         self._folder = folder
         self._pid = pid
         self._ports = ports
 
     @classmethod
-    def boot(cls, images: Path, folder: Path, boot: Boot, *, outlive: bool = False) -> Guest:
-        """Returns when commands can be run. With `outlive` the guest stays when this process ends, until `down`."""
+    def boot(cls, image: Path, folder: Path, boot: Boot, *, outlive: bool = False) -> Guest:
+        """Boot what `build` made; returns when commands can be run.
+
+        With `outlive` the guest stays when this process ends, until `down`.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         with socket.socket(socket.AF_UNIX) as console:
             name = f"kbtp-interop-{secrets.token_hex(8)}"
             console.bind(f"\0{name}")
             console.listen(1)
             ports = {port: _free_port() for port in (agent.PORT, *boot.forwards)}
-            command = _command(images, folder, boot, ports, console=name)
+            command = _command(image, folder, boot, ports, console=name)
             if not outlive:
                 command = ["setpriv", "--pdeathsig", "KILL", *command]
             with (folder / "qemu.log").open("wb") as log:
                 process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
                 )
-            guest = cls(folder, process.pid, ports)
+            guest = cls(folder, process.pid, ports, boot.recording)
             try:
                 guest._await_agent(console)
             except BaseException:
@@ -181,9 +186,9 @@ class Guest:
         said = b""
         try:
             while agent.READY.encode() not in said:
-                source = console or listener
-                ready, _, _ = select.select([source, process], [], [], max(0.0, deadline_s - time.monotonic()))
-                if source not in ready:
+                source: socket.socket = console or listener
+                ready, _, _ = select.select([source.fileno(), process], [], [], max(0.0, deadline_s - time.monotonic()))
+                if source.fileno() not in ready:
                     raise GuestFailed(self._last_words("ended" if ready else f"is not up after {BOOT_S:.0f} s"))
                 if console is None:
                     console, _ = listener.accept()
@@ -203,7 +208,7 @@ class Guest:
         return "\n".join([f"the guest {what}; its last words:", *lines[-20:]])
 
 
-def _command(images: Path, folder: Path, boot: Boot, ports: Mapping[int, int], *, console: str) -> list[str]:
+def _command(image: Path, folder: Path, boot: Boot, ports: Mapping[int, int], *, console: str) -> list[str]:
     kvm = has_kvm() if boot.kvm is None else boot.kvm
     accelerator = ["-accel", "kvm", "-cpu", "host"] if kvm else ["-accel", "tcg,thread=multi", "-cpu", "max"]
     forwards = "".join(f",hostfwd=tcp:127.0.0.1:{here}-:{there}" for there, here in ports.items())
@@ -211,7 +216,7 @@ def _command(images: Path, folder: Path, boot: Boot, ports: Mapping[int, int], *
     line += f" kbtp.driver={boot.driver.value} kbtp.mtu={boot.mtu}"
     if boot.siw:
         line += " kbtp.siw=" + ",".join(f"{name}={value}" for name, value in boot.siw.items())
-    shares = {"python": images / PYTHON_PACKAGES}
+    shares = {"python": image / PYTHON_PACKAGES}
     if boot.share is not None:
         line += " kbtp.share=1"
         shares["share"] = boot.share
@@ -220,19 +225,19 @@ def _command(images: Path, folder: Path, boot: Boot, ports: Mapping[int, int], *
         for tag, path in shares.items()
         for part in ("-virtfs", f"local,path={path},mount_tag={tag},security_model=none,multidevs=remap")
     ]
-    capture = [] if boot.capture is None else ["-object", f"filter-dump,id=dump,netdev=net,file={boot.capture}"]
+    recording = ["-object", f"filter-dump,id=dump,netdev=net,file={boot.recording},maxlen={_RECORDED_BYTES}"]
     return [
         "qemu-system-x86_64",
         *accelerator,
         *("-machine", "q35,hpet=off", "-smp", str(boot.cpus), "-m", str(boot.memory_mib)),
         *("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"),
-        *("-kernel", str(images / KERNEL), "-initrd", str(images / INITRAMFS), "-append", line),
+        *("-kernel", str(image / KERNEL), "-initrd", str(image / INITRAMFS), "-append", line),
         *("-chardev", f"socket,id=console,path={console},abstract=on,logfile={folder / 'console.log'}"),
         *("-serial", "chardev:console", "-device", "virtio-rng-pci"),
         *("-netdev", f"user,id=net,ipv6=off{forwards}"),
         *("-device", f"virtio-net-pci,netdev=net,host_mtu={boot.mtu}"),
         *mounts,
-        *capture,
+        *(recording if boot.recording is not None else []),
     ]
 
 

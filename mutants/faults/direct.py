@@ -314,4 +314,12 @@ MUTANTS = (
         "if live is not None:",
         ("tests/target/test_replacement.py",),
     ),
+    Mutant(
+        "profile 3 The nudge",
+        "a target that overlooks HELLO is left alone until the next connection",
+        "python/kbtp/initiator/connection.py",
+        "elif now_s < self._nudge_at_s:",
+        "elif now_s >= 0:",
+        ("tests/initiator/test_connecting.py",),
+    ),
 )
