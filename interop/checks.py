@@ -46,10 +46,8 @@ def open_rnic(name: str, *, crc: bool = True, rtr: RtrKind = RtrKind.NONE) -> Rn
     return ReferenceRnic(ReferenceOptions(mpa=mpa))
 
 
-def set_siw(guest: Guest, **parameters: int) -> None:
-    """siw's parameters for connections from here on."""
-    done = guest.run(
-        "\n".join(f"echo {value} >/sys/module/siw/parameters/{name}" for name, value in parameters.items())
-    )
+def set_siw(guest: Guest, parameter: str, on: bool) -> None:
+    """For connections from here on."""
+    done = guest.run(f"echo {int(on)} >/sys/module/siw/parameters/{parameter}")
     if done.status:
-        raise CheckFailed(f"siw's parameters cannot be set: {done.output}")
+        raise CheckFailed(f"siw's {parameter} cannot be set: {done.output}")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 from interop.checks import RNICS, Check, CheckFailed, open_rnic, set_siw
 from interop.guest.machine import HOST_ADDRESS, Guest
 from interop.rping import PingFailed, Server, ping
+from interop.rtr_choice import without_write_rtr
 from interop.startup import Startup, newest_startup
 from kbtp.iwarp.mpa import RtrKind
 
@@ -30,9 +31,6 @@ import array, fcntl, socket, struct
 off = array.array("B", struct.pack("II", 0x2C, 0))
 fcntl.ioctl(socket.socket(), 0x8946, struct.pack("16sQ16x", b"eth0", off.buffer_info()[0]))
 '"""
-
-_SIW_RTR = {RtrKind.WRITE: 0x80, RtrKind.READ: 0x40}
-"""`rtr_type` of siw: the bits C and D as they lie in the memory of a little-endian machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +100,13 @@ def _many(name: str, guest: Guest) -> None:
 
 def _listen(name: str, way: _Way, guest: Guest) -> None:
     """siw asks for no CRC by itself; it is on when either side asks for it."""
-    set_siw(guest, peer_to_peer=int(bool(way.rtr)), rtr_type=_SIW_RTR.get(way.rtr, 0))
-    with Server(open_rnic(name, crc=way.crc), way.length, PING_S) as server:
-        script = f"rping -c -a {HOST_ADDRESS} -p {server.port} -C {PINGS} -S {way.length} -V"
+    set_siw(guest, "peer_to_peer", bool(way.rtr))
+    with ExitStack() as stack:
+        server = stack.enter_context(Server(open_rnic(name, crc=way.crc), way.length, PING_S))
+        port = server.port
+        if way.rtr is RtrKind.READ:
+            port = stack.enter_context(without_write_rtr(port))
+        script = f"rping -c -a {HOST_ADDRESS} -p {port} -C {PINGS} -S {way.length} -V"
         with guest.start(script) as call:
             server.serve(PINGS)
             done = call.finish(PING_S)

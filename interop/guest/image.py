@@ -1,8 +1,7 @@
 """The guest's kernel and initramfs, built of Debian packages; nothing is installed and nothing of the packages is run.
 
 Debian's kernels have rdma_rxe but no siw, so siw.ko is compiled here from the kernel's own source. Its compile-time
-constants (`siw_main.c`), and the RTR kinds it offers (`siw_cm.c`), become module parameters with the same defaults;
-nothing else of it is changed.
+constants (`siw_main.c`) become module parameters with the same defaults; nothing else of it is changed.
 """
 
 from __future__ import annotations
@@ -185,8 +184,6 @@ def _compile_siw(source: Path, kernel: Kernel, debs: dict[str, Path], root: Path
         path.write_text(text)
     with (source / "siw_main.c").open("a") as main:
         main.writelines(f"module_param({name}, bool, 0644);\n" for name in SIW_CONSTANTS)
-    with (source / "siw_cm.c").open("a") as connections:
-        connections.write("module_param(rtr_type, ushort, 0644);\n")
     headers = source.parent / "headers"
     shutil.rmtree(headers, ignore_errors=True)
     for name in (kernel.headers, kernel.common_headers, kernel.kbuild):
