@@ -315,11 +315,11 @@ MUTANTS = (
         ("tests/target/test_replacement.py",),
     ),
     Mutant(
-        "profile 3 The nudge",
-        "a target that overlooks HELLO is left alone until the next connection",
+        "profile 3 A HELLO that is overlooked",
+        "HELLO comes right behind the Reply on every connection",
         "python/kbtp/initiator/connection.py",
-        "elif now_s < self._nudge_at_s:",
-        "elif now_s >= 0:",
+        "if now_s < self._hello_at_s:",
+        "if self._hello_at_s < 0:",
         ("tests/initiator/test_connecting.py",),
     ),
 )

@@ -21,7 +21,7 @@ from kbtp.errors import (
     WireFormatError,
 )
 from kbtp.initiator.batches import Batch, Results
-from kbtp.initiator.rnic_carrier import NO_RECORD, Record, RnicCarrier
+from kbtp.initiator.rnic_carrier import Record, RnicCarrier, prepared
 from kbtp.initiator.session import InitiatorConfig, InitiatorSession, SaidHello, accepted
 from kbtp.initiator.session_carrier import SessionCarrier
 from kbtp.types import BlockRef, Generation, Handle, Opcode, RequestFlag, TerminateCause
@@ -31,7 +31,6 @@ from kbtp.verbs.api import (
     Established,
     Event,
     MemoryRegion,
-    RdmaWrite,
     Recv,
     Rejected,
     Rnic,
@@ -48,9 +47,6 @@ from kbtp.verbs.requester import CarryingStream, RecordStatus
 from kbtp.wire import ConnectionData, HelloAck, Nonces
 
 log = logging.getLogger("kbtp.initiator")
-
-_NUDGE = (1 << 64) - 1
-"""Its wr_id: a session may open before it has left."""
 
 
 class Connection:
@@ -83,8 +79,9 @@ class Connection:
         self._limit_s = timeout_s if limit_s is None else limit_s
         self._connect_deadline_s = now_s + timeout_s
         self._attempt_deadline_s = 0.0
-        self._nudge_at_s: float | None = None
-        self._nudge_pause_s = 0.0
+        self._attempts = 0
+        self._unsent_hello: bytes | None = None
+        self._hello_at_s: float | None = None
         self._nonce = b""
         self._said: SaidHello | None = None
         self._carrier: SessionCarrier | RnicCarrier | None = None
@@ -106,9 +103,11 @@ class Connection:
         """Seconds until `pump` is due even if `fileno` stays quiet."""
         timeout_s = self._channel.next_timeout_s()
         if self.session is None and self.error is None:
-            due_at_s = self._attempt_deadline_s if self._nudge_at_s is None else self._nudge_at_s
-            until_due_s = max(0.0, min(due_at_s, self._attempt_deadline_s) - now_s)
-            timeout_s = until_due_s if timeout_s is None else min(timeout_s, until_due_s)
+            attempt_due_s = self._attempt_deadline_s
+            if self._unsent_hello is not None and self._hello_at_s is not None:
+                attempt_due_s = min(attempt_due_s, self._hello_at_s)
+            until_attempt_s = max(0.0, attempt_due_s - now_s)
+            timeout_s = until_attempt_s if timeout_s is None else min(timeout_s, until_attempt_s)
         due_s = self._carrier.due_s() if isinstance(self._carrier, SessionCarrier) else None
         if due_s is not None:
             until_due_s = max(0.0, due_s - now_s)
@@ -129,7 +128,8 @@ class Connection:
         if self._stream is not None:
             stream, self._stream = self._stream, None
             stream.abort()
-        self._said, self._nudge_at_s = None, None
+        self._attempts += 1
+        self._unsent_hello, self._hello_at_s = None, None
         self._nonce = secrets.token_bytes(limits.CONNECTION_NONCE_BYTES)
         self._stream = self._channel.connect(
             self.address.host,
@@ -154,26 +154,21 @@ class Connection:
             return
         features = self.config.features(self._rnic.capabilities, event.stream.ord_)
         self._said = SaidHello.on(self.config, Nonces(self._nonce, target_nonce), features)
+        self._unsent_hello = self._said.octets
+
+    def _send_hello(self, now_s: float) -> None:
+        """At once, but on further attempts after a while: one right behind the Reply can be overlooked (profile 3)."""
+        if self._unsent_hello is None or self._stream is None:
+            return
+        if self._hello_at_s is None:
+            self._hello_at_s = now_s + hello_delay_s(self._attempts)
+        if now_s < self._hello_at_s:
+            return
+        octets, self._unsent_hello = self._unsent_hello, None
         try:
-            event.stream.post([Send(0, inline=self._said.octets)])
+            self._stream.post([Send(0, inline=octets)])
         except ConnectionLost:
             return  # its StreamEnded says why
-
-    def _nudge(self, now_s: float) -> None:
-        """A target can overlook a HELLO that comes right behind its Reply, until something else comes: profile 3."""
-        if self._said is None or self.session is not None or self.error is not None:
-            return
-        if self._nudge_at_s is None:
-            self._nudge_pause_s = limits.NUDGE_S
-        elif now_s < self._nudge_at_s:
-            return
-        elif self._stream is not None:
-            try:
-                self._stream.post([RdmaWrite(_NUDGE, (), remote_stag=0, remote_to=0)])
-            except ConnectionLost:
-                return  # its StreamEnded says why
-            self._nudge_pause_s *= 2
-        self._nudge_at_s = now_s + self._nudge_pause_s
 
     # --- driving -------------------------------------------------------------------------------
 
@@ -184,7 +179,7 @@ class Connection:
         self._reap(timeout_s)
         now_s = now()
         self._advance(now_s)
-        self._nudge(now_s)
+        self._send_hello(now_s)
         if self.session is None and self.error is None and now_s >= self._attempt_deadline_s:
             if now_s >= self._connect_deadline_s:
                 self._connect_timed_out()
@@ -244,7 +239,7 @@ class Connection:
     def _completed(self, completion: WorkCompletion) -> None:
         if completion.opcode is WcOpcode.RECV:
             self._received(completion)
-        elif isinstance(self._carrier, SessionCarrier) and completion.wr_id != _NUDGE:
+        elif isinstance(self._carrier, SessionCarrier):
             self._carrier.completed(completion)
 
     def _received(self, completion: WorkCompletion) -> None:
@@ -277,7 +272,7 @@ class Connection:
     def _open(self, stream: Stream, ack: HelloAck) -> None:
         session = InitiatorSession(self.config, ack)
         if isinstance(stream, CarryingStream) and not session.is_direct:
-            requester = stream.carry(session.grant(self._receives))
+            requester = stream.carry(session.grant(self._receives), prepared)
             self._carrier = RnicCarrier(requester, ack.handle_count, self._why_lost)
         else:
             self._carrier = SessionCarrier(session, stream, self._rnic, self._pd)
@@ -367,7 +362,7 @@ class Connection:
             if ran is not None:
                 return ran
             self.end(deadline_exceeded(self.address, limit_s))
-            return NO_RECORD, self._lost()
+            return (RecordStatus.LOST, 0, 0, 0, 0), self._lost()
         buffers = None if opcode is Opcode.FREE else (buffer,)
         result = self.run(Batch(opcode, flags, (block,), buffers, generation, direct), limit_s, now)[0]
         status = RecordStatus.LOST if result.status is None else result.status
@@ -384,6 +379,13 @@ class Connection:
         self._regions.append(region)
         self._carrier.add_region(region, octets)
         return region
+
+
+def hello_delay_s(attempt: int) -> float:
+    """From the Reply to HELLO on the `attempt`th connection."""
+    if attempt == 1:
+        return 0.0
+    return min(limits.HELLO_DELAY_S * 4.0 ** (attempt - 2), limits.HELLO_DELAY_MAX_S)
 
 
 def deadline_exceeded(address: Address, limit_s: float) -> DeadlineExceeded:
