@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kbtp.doctor.facts import printable
 from kbtp.errors import KbtpError, OperationRefused, WireFormatError
-from kbtp.iwarp.mpa import REPLY_KEY, MpaRejected, MpaStartupError, Negotiated
+from kbtp.iwarp.mpa import REPLY_KEY, REQUEST_KEY, MpaRejected, MpaStartupError, Negotiated
 from kbtp.keys import Key
 from kbtp.types import Feature, Status, TerminateInfo
 from kbtp.wire import ConnectionData, HelloAck
@@ -97,6 +97,8 @@ def no_mpa_reply(came: bytes, error: MpaStartupError) -> Unreached:
     seen: dict[str, object] = {"came": octets_text(came)}
     if came[: len(REPLY_KEY)] == REPLY_KEY:
         return Unreached(f"its MPA Reply is none to go on with: {error}", "update the older of the two", seen)
+    if came[: len(REQUEST_KEY)] == REQUEST_KEY:
+        return Unreached(f"it is an initiator itself: {error}", _NOT_OURS, seen)
     return Unreached(f"what answers does not speak MPA; it said {octets_text(came)} ({error})", _NOT_OURS, seen)
 
 
