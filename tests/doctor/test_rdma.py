@@ -123,13 +123,16 @@ def test_many_gids_are_cut_for_people(tmp_path: Path) -> None:
 def test_siw(tmp_path: Path) -> None:
     facts = facts_of(tmp_path, made_up.SIW)
     device = only_device(facts)
-    assert device.firmware == Unknown("/sys/class/infiniband/siw_eth0/fw_ver is empty")
+    assert device.firmware == Unknown("/sys/class/infiniband/siw0/fw_ver is empty")
     assert [netdev.name for netdev in device.netdevs] == ["eth0"]
+    (port,) = ports_of(device)
+    assert not isinstance(port.gids, Unknown)
+    assert [(gid.gid, gid.scope) for gid in port.gids] == [("52:54:00:12:34:56", GidScope.HARDWARE)]
     findings = by_about(judge_rdma(facts))
     assert problems(list(findings.values())) == []
-    assert findings["siw_eth0 port 1"].says.startswith("active, iWARP")
-    assert "IP addresses of its netdev" in findings["siw_eth0 port 1 GIDs"].says
-    assert "siw_eth0 MTU" not in findings  # iWARP cuts to what TCP carries
+    assert findings["siw0 port 1"].says.startswith("active, iWARP")
+    assert "IP addresses of its netdev" in findings["siw0 port 1 GIDs"].says
+    assert "siw0 MTU" not in findings  # iWARP cuts to what TCP carries
 
 
 def test_rxe_names_its_netdev(tmp_path: Path) -> None:
@@ -201,7 +204,7 @@ def test_devices_without_the_modules_and_libraries_for_programs(tmp_path: Path) 
     files = {name: text for name, text in made_up.SIW.items() if "verbs" not in name and "dev/" not in name}
     facts = replace(facts_of(tmp_path, files), libraries=(Library("libibverbs.so.1", False, "no such file"),))
     findings = judge_rdma(facts)
-    assert problems(findings) == ["siw_eth0", "rdma_cm", "libibverbs.so.1"]
+    assert problems(findings) == ["siw0", "rdma_cm", "libibverbs.so.1"]
     assert "ib_uverbs" in findings[1].says
     assert "rdma-core" in findings[-1].do
 

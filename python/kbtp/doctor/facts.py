@@ -35,6 +35,8 @@ class GidScope(str, Enum):
     LINK_LOCAL = "link-local"
     IPV4 = "IPv4"
     IPV6 = "IPv6"
+    HARDWARE = "hardware address"
+    """Of the netdev, with nothing behind it: what iWARP devices have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import ipaddress
+from collections.abc import Sequence
+from typing import TypeVar
 
 from kbtp.doctor.facts import Device, Gid, GidScope, Library, Netdev, Port, RdmaFacts, Text, Unknown
 from kbtp.doctor.tree import Tree
 
 _CLASS = "/sys/class/infiniband"
+_NET_CLASS = "/sys/class/net"
 _VERBS_CLASS = "/sys/class/infiniband_verbs"
+HARDWARE_ADDRESS_BYTES = 6
 LIBRARIES = ("libibverbs.so.1", "librdmacm.so.1")
+
+_Item = TypeVar("_Item")
 
 
 def read_rdma(tree: Tree, libraries: tuple[str, ...] = LIBRARIES) -> RdmaFacts:
@@ -35,6 +41,7 @@ def _device(tree: Tree, name: str) -> Device:
     numbers = tree.names(f"{folder}/ports")
     ports: tuple[Port, ...] | Unknown
     ports = numbers if isinstance(numbers, Unknown) else tuple(_port(tree, folder, number) for number in numbers)
+    gids = [gid for port in _known(ports) for gid in _known(port.gids)]
     return Device(
         name,
         node_type=_said(tree.text(f"{folder}/node_type")),
@@ -44,9 +51,13 @@ def _device(tree: Tree, name: str) -> Device:
         node_guid=tree.text(f"{folder}/node_guid"),
         uverbs=uverbs,
         may_open=uverbs if isinstance(uverbs, Unknown) else tree.may_open(uverbs),
-        netdevs=tuple(_netdev(tree, netdev) for netdev in _netdev_names(tree, folder, numbers)),
+        netdevs=tuple(_netdev(tree, netdev) for netdev in _netdev_names(tree, folder, _known(numbers), gids)),
         ports=ports,
     )
+
+
+def _known(items: Sequence[_Item] | Unknown) -> Sequence[_Item]:
+    return () if isinstance(items, Unknown) else items
 
 
 def _said(text: Text) -> Text:
@@ -55,8 +66,7 @@ def _said(text: Text) -> Text:
 
 
 def _uverbs(tree: Tree, device: str) -> Text:
-    nodes = tree.names(_VERBS_CLASS)
-    for node in [] if isinstance(nodes, Unknown) else nodes:
+    for node in _known(tree.names(_VERBS_CLASS)):
         if tree.text(f"{_VERBS_CLASS}/{node}/ibdev") == device:
             return f"/dev/infiniband/{node}"
     return Unknown(f"nothing in {_VERBS_CLASS} belongs to it: is the module ib_uverbs loaded?")
@@ -96,30 +106,42 @@ def _gid(text: Text) -> tuple[str, GidScope] | None:
         return None
     if address.is_unspecified:
         return None
+    if address.packed[HARDWARE_ADDRESS_BYTES:] == bytes(len(address.packed) - HARDWARE_ADDRESS_BYTES):
+        return address.packed[:HARDWARE_ADDRESS_BYTES].hex(":"), GidScope.HARDWARE
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped), GidScope.IPV4
     return str(address), GidScope.LINK_LOCAL if address.is_link_local else GidScope.IPV6
 
 
-def _netdev_names(tree: Tree, folder: str, ports: list[str] | Unknown) -> list[str]:
-    """A hardware device shares its bus device with its netdev, rxe names its own, others tell with their GIDs."""
+def _netdev_names(tree: Tree, folder: str, ports: Sequence[str], gids: list[Gid]) -> list[str]:
+    """rxe names its netdev, others tell with their GIDs, a hardware device shares its bus device with it; siw has its
+    hardware address."""
     names: dict[str, None] = {}
     parent = tree.text(f"{folder}/parent")
     if not isinstance(parent, Unknown):
         names[parent] = None
-    for port in [] if isinstance(ports, Unknown) else ports:
+    for port in ports:
         attributes = f"{folder}/ports/{port}/gid_attrs/ndevs"
-        indexes = tree.names(attributes)
-        for index in [] if isinstance(indexes, Unknown) else indexes:
+        for index in _known(tree.names(attributes)):
             netdev = tree.text(f"{attributes}/{index}")
             if not isinstance(netdev, Unknown):
                 names[netdev] = None
-    beside = tree.names(f"{folder}/device/net")
-    if not names and not isinstance(beside, Unknown):
-        names |= dict.fromkeys(beside)
-    return [name for name in names if "/" not in name and tree.exists(f"/sys/class/net/{name}")]
+    if not names:
+        names |= dict.fromkeys(_known(tree.names(f"{folder}/device/net")))
+    if not names:
+        names |= dict.fromkeys(_netdevs_by_address(tree, gids))
+    return [name for name in names if "/" not in name and tree.exists(f"{_NET_CLASS}/{name}")]
+
+
+def _netdevs_by_address(tree: Tree, gids: list[Gid]) -> list[str]:
+    addresses = {gid.gid for gid in gids if gid.scope is GidScope.HARDWARE}
+    return [name for name in _known(tree.names(_NET_CLASS)) if _address_of(tree, name) in addresses]
+
+
+def _address_of(tree: Tree, netdev: str) -> Text:
+    return tree.text(f"{_NET_CLASS}/{netdev}/address")
 
 
 def _netdev(tree: Tree, name: str) -> Netdev:
-    folder = f"/sys/class/net/{name}"
+    folder = f"{_NET_CLASS}/{name}"
     return Netdev(name, tree.number(f"{folder}/mtu"), tree.text(f"{folder}/operstate"))

@@ -82,7 +82,7 @@ def transport_of(device: Device, port: Port) -> str:
 
 def _of_device(device: Device) -> Iterator[Finding]:
     ports = device.ports
-    described = [f"firmware {device.firmware}"]
+    described = ["firmware not told" if isinstance(device.firmware, Unknown) else f"firmware {device.firmware}"]
     described += [str(value) for value in (device.model, device.board) if not isinstance(value, Unknown)]
     described += [f"over {netdev.name}" for netdev in device.netdevs]
     says = f"{device.node_type}, {', '.join(described)}"
