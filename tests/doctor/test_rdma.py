@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kbtp.doctor.facts import Device, GidScope, Library, Port, RdmaFacts, Unknown
-from kbtp.doctor.read_rdma import read_rdma
+from kbtp.doctor import read_rdma as reading
+from kbtp.doctor.facts import Device, DeviceLimits, GidScope, Library, Port, RdmaFacts, Unknown
+from kbtp.doctor.read_rdma import ask_libibverbs, read_rdma
 from kbtp.doctor.tree import Tree
 from kbtp.doctor.verdicts import Finding, Level, judge_rdma, roce_mtu_bytes, transport_of
 from tests.doctor import made_up
 
+NOT_ASKED = Unknown("not asked")
+LIMITS = DeviceLimits(1 << 40, 500, 500, 1000, 4096, 16, 16, "of this device")
+TOLD = {"mlx5_0": {"limits": asdict(LIMITS), "mtus_bytes": {"1": 1024}}}
 THERE = (Library("libibverbs.so.1", True), Library("librdmacm.so.1", True))
 
 
-def facts_of(root: Path, files: dict[str, str | bytes]) -> RdmaFacts:
-    return replace(read_rdma(Tree(made_up.write(root, files)), ()), libraries=THERE)
+def facts_of(root: Path, files: dict[str, str | bytes], told: dict[str, Any] | Unknown = NOT_ASKED) -> RdmaFacts:
+    return replace(read_rdma(Tree(made_up.write(root, files)), (), lambda: told), libraries=THERE)
 
 
 def only_device(facts: RdmaFacts) -> Device:
@@ -118,6 +123,67 @@ def test_many_gids_are_cut_for_people(tmp_path: Path) -> None:
     rows = [(index, f"2001:db8::{index + 1:x}", made_up.ROCE_V2) for index in range(12)]
     found = by_about(judge_rdma(facts_of(tmp_path, made_up.mlx5(*rows))))["mlx5_0 port 1 GIDs"]
     assert found.says.endswith("; and 4 more")
+
+
+def test_what_libibverbs_tells(tmp_path: Path) -> None:
+    facts = facts_of(tmp_path, made_up.mlx5(*made_up.MLX5_GIDS, mtu=9000), TOLD)
+    device = only_device(facts)
+    assert device.limits == LIMITS
+    assert [port.active_mtu_bytes for port in ports_of(device)] == [1024]
+    findings = by_about(judge_rdma(facts))
+    assert "1000 queue pairs; RDMA Reads at once: 16 of ours, 16 of the peer's" in findings["mlx5_0 limits"].says
+    assert findings["mlx5_0 limits"].level is Level.OK
+    assert findings["mlx5_0 MTU"].level is Level.NOTE
+    assert findings["mlx5_0 MTU"].says.endswith("leave room for 4096, and 1024 is active")
+
+
+def test_regions_that_hold_no_pool_are_worth_a_note(tmp_path: Path) -> None:
+    told = {"mlx5_0": {"limits": {**asdict(LIMITS), "region_bytes": 1 << 20}, "mtus_bytes": {}}}
+    facts = facts_of(tmp_path, made_up.mlx5(*made_up.MLX5_GIDS), told)
+    assert by_about(judge_rdma(facts))["mlx5_0 limits"].level is Level.NOTE
+
+
+@pytest.mark.parametrize("told", [{}, {"mlx5_0": {"mtus_bytes": {}}}, Unknown("it failed")])
+def test_what_libibverbs_does_not_tell_is_unknown(tmp_path: Path, told: dict[str, Any] | Unknown) -> None:
+    facts = facts_of(tmp_path, made_up.mlx5(*made_up.MLX5_GIDS), told)
+    device = only_device(facts)
+    assert isinstance(device.limits, Unknown)
+    assert isinstance(ports_of(device)[0].active_mtu_bytes, Unknown)
+    assert problems(judge_rdma(facts)) == []
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("import os; os.kill(os.getpid(), 11)", "asking libibverbs failed: status -11"),
+        ("raise OSError('libibverbs.so.1: no such file')", "no such file"),
+        ("import time, select; select.select([], [], [])", "says nothing within 0.5 s"),
+        ("print('{}')", None),
+    ],
+    ids=["crashes", "not there", "hangs", "no device"],
+)
+def test_libibverbs_is_asked_in_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, said: str | None
+) -> None:
+    made = tmp_path / "program.py"
+    made.write_text(program)
+    monkeypatch.setattr(reading, "_PROGRAM", made)
+    monkeypatch.setattr(reading, "_ASK_TIMEOUT_S", 10.0 if said is None or "0.5" not in said else 0.5)
+    told = ask_libibverbs()
+    if said is None:
+        assert told == {}
+    else:
+        assert isinstance(told, Unknown)
+        assert said in told.why
+
+
+def test_the_program_itself_answers_or_says_why_not() -> None:
+    """Whether or not libibverbs is here; there is no RDMA device below a test, or it is told of."""
+    told = ask_libibverbs()
+    if isinstance(told, Unknown):
+        assert "libibverbs" in told.why
+    else:
+        assert all(set(of) <= {"limits", "mtus_bytes"} for of in told.values())
 
 
 def test_siw(tmp_path: Path) -> None:
@@ -222,7 +288,7 @@ def test_files_that_fail_to_be_read_are_unknown(tmp_path: Path, monkeypatch: pyt
         raise OSError(19, os.strerror(19))
 
     monkeypatch.setattr("builtins.open", gone)
-    device = only_device(read_rdma(Tree(tmp_path), ()))
+    device = only_device(read_rdma(Tree(tmp_path), (), lambda: NOT_ASKED))
     assert device.firmware == Unknown("/sys/class/infiniband/mlx5_0/fw_ver: No such device")
     (port,) = ports_of(device)
     assert port.gids == ()

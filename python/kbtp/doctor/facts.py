@@ -65,12 +65,30 @@ class Port:
     physical_state: Text
     link_layer: Text
     rate: Text
+    active_mtu_bytes: Number
     gids: tuple[Gid, ...] | Unknown
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceLimits:
+    """What libibverbs tells of a device's firmware."""
+
+    region_bytes: int
+    regions: int
+    domains: int
+    queue_pairs: int
+    work_requests: int
+    """Of one queue."""
+    reads_served: int
+    """RDMA Reads and atomics at once, of one queue pair: those of the peer."""
+    reads_asked: int
+    atomics: str
+    """`none`, `of this device` or `global`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
-    """As sysfs shows it, which tells little of what its firmware can do."""
+    """As sysfs shows it, and libibverbs as far as that tells no more."""
 
     name: str
     node_type: Text
@@ -83,6 +101,7 @@ class Device:
     """Its device file below /dev/infiniband."""
     may_open: bool | Unknown
     """Whether this process may open that file."""
+    limits: DeviceLimits | Unknown
     netdevs: tuple[Netdev, ...]
     ports: tuple[Port, ...] | Unknown
 

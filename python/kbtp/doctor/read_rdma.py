@@ -4,10 +4,27 @@ from __future__ import annotations
 
 import ctypes
 import ipaddress
-from collections.abc import Sequence
-from typing import TypeVar
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
 
-from kbtp.doctor.facts import Device, Gid, GidScope, Library, Netdev, Port, RdmaFacts, Text, Unknown
+from kbtp.doctor.facts import (
+    Device,
+    DeviceLimits,
+    Gid,
+    GidScope,
+    Library,
+    Netdev,
+    Number,
+    Port,
+    RdmaFacts,
+    Text,
+    Unknown,
+    printable,
+)
 from kbtp.doctor.tree import Tree
 
 _CLASS = "/sys/class/infiniband"
@@ -16,15 +33,59 @@ _VERBS_CLASS = "/sys/class/infiniband_verbs"
 HARDWARE_ADDRESS_BYTES = 6
 LIBRARIES = ("libibverbs.so.1", "librdmacm.so.1")
 
+_PROGRAM = Path(__file__).with_name("query_verbs.py")
+_ASK_TIMEOUT_S = 10.0
+
 _Item = TypeVar("_Item")
+_Told: TypeAlias = Mapping[str, Any] | Unknown
+"""By device what `query_verbs` prints."""
 
 
-def read_rdma(tree: Tree, libraries: tuple[str, ...] = LIBRARIES) -> RdmaFacts:
+def ask_libibverbs() -> _Told:
+    """In a process of its own: a device's driver is loaded into it."""
+    command = [sys.executable, "-I", str(_PROGRAM)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return Unknown(f"libibverbs says nothing within {_ASK_TIMEOUT_S:g} s")
+    except (OSError, ValueError) as error:
+        return Unknown(f"libibverbs cannot be asked: {error}")
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        return Unknown(f"asking libibverbs failed: {printable(said[-1])}")
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def read_rdma(
+    tree: Tree, libraries: tuple[str, ...] = LIBRARIES, ask: Callable[[], _Told] = ask_libibverbs
+) -> RdmaFacts:
     devices: tuple[Device, ...] | Unknown = ()
     if tree.exists(_CLASS):
         names = tree.names(_CLASS)
-        devices = names if isinstance(names, Unknown) else tuple(_device(tree, name) for name in names)
+        told: _Told = ask() if _known(names) else {}
+        devices = names if isinstance(names, Unknown) else tuple(_device(tree, name, _of(told, name)) for name in names)
     return RdmaFacts(devices, tree.may_open("/dev/infiniband/rdma_cm"), tuple(_library(name) for name in libraries))
+
+
+def _of(told: _Told, device: str) -> _Told:
+    if isinstance(told, Unknown):
+        return told
+    found: _Told = told.get(device, Unknown("libibverbs cannot open it"))
+    return found
+
+
+def _limits(told: _Told) -> DeviceLimits | Unknown:
+    if isinstance(told, Unknown):
+        return told
+    return DeviceLimits(**told["limits"]) if "limits" in told else Unknown("libibverbs does not tell them")
+
+
+def _active_mtu_bytes(told: _Told, port: str) -> Number:
+    if isinstance(told, Unknown):
+        return told
+    mtu_bytes: Number = told["mtus_bytes"].get(port, Unknown("libibverbs does not tell it"))
+    return mtu_bytes
 
 
 def _library(name: str) -> Library:
@@ -35,12 +96,12 @@ def _library(name: str) -> Library:
     return Library(name, True)
 
 
-def _device(tree: Tree, name: str) -> Device:
+def _device(tree: Tree, name: str, told: _Told) -> Device:
     folder = f"{_CLASS}/{name}"
     uverbs = _uverbs(tree, name)
     numbers = tree.names(f"{folder}/ports")
     ports: tuple[Port, ...] | Unknown
-    ports = numbers if isinstance(numbers, Unknown) else tuple(_port(tree, folder, number) for number in numbers)
+    ports = numbers if isinstance(numbers, Unknown) else tuple(_port(tree, folder, number, told) for number in numbers)
     gids = [gid for port in _known(ports) for gid in _known(port.gids)]
     return Device(
         name,
@@ -51,6 +112,7 @@ def _device(tree: Tree, name: str) -> Device:
         node_guid=tree.text(f"{folder}/node_guid"),
         uverbs=uverbs,
         may_open=uverbs if isinstance(uverbs, Unknown) else tree.may_open(uverbs),
+        limits=_limits(told),
         netdevs=tuple(_netdev(tree, netdev) for netdev in _netdev_names(tree, folder, _known(numbers), gids)),
         ports=ports,
     )
@@ -72,7 +134,7 @@ def _uverbs(tree: Tree, device: str) -> Text:
     return Unknown(f"nothing in {_VERBS_CLASS} belongs to it: is the module ib_uverbs loaded?")
 
 
-def _port(tree: Tree, device_folder: str, number: str) -> Port:
+def _port(tree: Tree, device_folder: str, number: str, told: _Told) -> Port:
     folder = f"{device_folder}/ports/{number}"
     return Port(
         number,
@@ -80,6 +142,7 @@ def _port(tree: Tree, device_folder: str, number: str) -> Port:
         physical_state=_said(tree.text(f"{folder}/phys_state")),
         link_layer=tree.text(f"{folder}/link_layer"),
         rate=tree.text(f"{folder}/rate"),
+        active_mtu_bytes=_active_mtu_bytes(told, number),
         gids=_gids(tree, folder),
     )
 

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from kbtp.doctor.facts import Device, Gid, GidScope, Netdev, Port, RdmaFacts, RnicFacts, Unknown
+from kbtp import limits
+from kbtp.doctor.facts import Device, Gid, GidScope, Netdev, Number, Port, RdmaFacts, RnicFacts, Unknown
 
+POOL_BYTES = limits.DEFAULT_POOL_BLOCKS * limits.DEFAULT_BLOCK_SIZE_BYTES
 GIDS_SHOWN_MAX = 8
 ROCE_HEADERS_BYTES = 96
 """What the Linux kernel takes off a netdev's MTU: GRH 40, UDP 8, BTH 12, XRC 4, AtomicETH 28, ICRC 4."""
@@ -98,6 +100,7 @@ def _of_device(device: Device) -> Iterator[Finding]:
     if isinstance(ports, Unknown):
         yield problem(device.name, f"its ports are {ports}", "see that /sys may be read here")
         return
+    yield _of_limits(device)
     active = [port for port in ports if port.state == "ACTIVE"]
     for port in ports:
         about = f"{device.name} port {port.number}"
@@ -106,7 +109,20 @@ def _of_device(device: Device) -> Iterator[Finding]:
             yield from _of_gids(device, port, about)
     if active and any(transport_of(device, port) == "RoCE" for port in ports):
         for netdev in device.netdevs:
-            yield _of_roce_mtu(device, netdev)
+            yield _of_roce_mtu(device, netdev, [port.active_mtu_bytes for port in active])
+
+
+def _of_limits(device: Device) -> Finding:
+    about, told = f"{device.name} limits", device.limits
+    if isinstance(told, Unknown):
+        return note(about, str(told))
+    said = (
+        f"regions of up to {told.region_bytes} octets, {told.regions} of them; {told.queue_pairs} queue pairs; "
+        f"RDMA Reads at once: {told.reads_asked} of ours, {told.reads_served} of the peer's; atomics: {told.atomics}"
+    )
+    if told.region_bytes < POOL_BYTES:
+        return note(about, said, "a larger pool takes several regions; or `kbtp serve --pool-size` less")
+    return ok(about, said)
 
 
 def _may_not_open(may_open: bool | Unknown) -> str:
@@ -165,7 +181,7 @@ def roce_mtu_bytes(netdev_mtu_bytes: int) -> int | None:
     return max((mtu for mtu in RDMA_MTUS_BYTES if mtu + ROCE_HEADERS_BYTES <= netdev_mtu_bytes), default=None)
 
 
-def _of_roce_mtu(device: Device, netdev: Netdev) -> Finding:
+def _of_roce_mtu(device: Device, netdev: Netdev, active_bytes: list[Number]) -> Finding:
     about, needed = f"{device.name} MTU", RDMA_MTUS_BYTES[-1] + ROCE_HEADERS_BYTES
     if isinstance(netdev.mtu_bytes, Unknown):
         return note(about, f"that of {netdev.name} is {netdev.mtu_bytes}")
@@ -176,6 +192,13 @@ def _of_roce_mtu(device: Device, netdev: Netdev) -> Finding:
     )
     if fits is None:
         return problem(about, f"{said} are too few for any RDMA MTU", more)
+    smaller = [mtu for mtu in active_bytes if not isinstance(mtu, Unknown) and mtu < fits]
+    if smaller:
+        return note(
+            about,
+            f"{said} leave room for {fits}, and {smaller[0]} is active",
+            f"`ip link set {netdev.name} down`, then up",
+        )
     if fits < RDMA_MTUS_BYTES[-1]:
         return note(about, f"{said} leave an RDMA MTU of {fits} of at most {RDMA_MTUS_BYTES[-1]}", more)
     return ok(about, f"{said} carry an RDMA MTU of {fits}, the largest")

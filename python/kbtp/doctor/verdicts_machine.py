@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 from kbtp import limits
 from kbtp.doctor.facts import Limit, MachineFacts, RdmaFacts, RnicFacts, Unknown
-from kbtp.doctor.verdicts import Finding, note, ok, problem
+from kbtp.doctor.verdicts import POOL_BYTES, Finding, note, ok, problem
 
 OPEN_FILES_MIN = 256
 OPEN_FILES_PLENTY = 2 * limits.DEFAULT_MAX_SESSIONS
-POOL_BYTES = limits.DEFAULT_POOL_BLOCKS * limits.DEFAULT_BLOCK_SIZE_BYTES
 SPINNING_PROCESSORS_MIN = 2.0
 
 
