@@ -10,6 +10,7 @@ from kbtp import limits
 from kbtp.doctor.facts import Device, Gid, GidScope, Netdev, Number, Port, RdmaFacts, RnicFacts, Unknown
 
 POOL_BYTES = limits.DEFAULT_POOL_BLOCKS * limits.DEFAULT_BLOCK_SIZE_BYTES
+ANY_SIZE_BYTES = 1 << 63
 GIDS_SHOWN_MAX = 8
 ROCE_HEADERS_BYTES = 96
 """What the Linux kernel takes off a netdev's MTU: GRH 40, UDP 8, BTH 12, XRC 4, AtomicETH 28, ICRC 4."""
@@ -116,8 +117,9 @@ def _of_limits(device: Device) -> Finding:
     about, told = f"{device.name} limits", device.limits
     if isinstance(told, Unknown):
         return note(about, str(told))
+    size = "any size" if told.region_bytes >= ANY_SIZE_BYTES else f"up to {told.region_bytes} octets"
     said = (
-        f"regions of up to {told.region_bytes} octets, {told.regions} of them; {told.queue_pairs} queue pairs; "
+        f"{told.regions} regions of {size}; {told.queue_pairs} queue pairs; "
         f"RDMA Reads at once: {told.reads_asked} of ours, {told.reads_served} of the peer's; atomics: {told.atomics}"
     )
     if told.region_bytes < POOL_BYTES:
