@@ -423,7 +423,9 @@ fn named(kind: Kind, block: &Bound<'_, PyAny>) -> PyResult<Option<(Option<Handle
     }
     let handle = number(&block.getattr(intern!(py, "handle"))?);
     let generation = number(&block.getattr(intern!(py, "generation"))?);
-    Ok(handle.zip(generation).map(|(handle, generation)| (Some(handle), generation)))
+    Ok(handle
+        .zip(generation)
+        .map(|(handle, generation)| (Some(handle), generation)))
 }
 
 /// None for what is no integer, or does not fit.

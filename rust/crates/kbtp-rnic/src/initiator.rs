@@ -85,7 +85,10 @@ impl Memory {
 
 /// One request of a batch.
 #[derive(Debug)]
-#[allow(missing_docs, reason = "the other fields are those of kbtp_proto::initiator::Operation")]
+#[allow(
+    missing_docs,
+    reason = "the other fields are those of kbtp_proto::initiator::Operation"
+)]
 pub struct Asked {
     pub handle: Option<Handle>,
     pub generation: Generation,

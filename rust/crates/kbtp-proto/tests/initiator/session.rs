@@ -66,11 +66,7 @@ fn a_request_says_what_the_operation_says() {
         (Kind::Load, 1, 7, 3)
     );
     assert_eq!((load.data, load.flags), (BUFFER, RequestFlag::INVALIDATE));
-    let store = sent(
-        &mut session,
-        operation(Kind::Store, Some(8), "store"),
-        Data::Inline(3),
-    );
+    let store = sent(&mut session, operation(Kind::Store, Some(8), "store"), Data::Inline(3));
     assert_eq!(
         (store.request_id, store.flags, store.inline_bytes),
         (2, RequestFlag::INLINE, 3)
