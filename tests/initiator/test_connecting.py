@@ -221,6 +221,7 @@ def test_hello_is_sent_again_on_a_new_connection(
 ) -> None:
     """Profile 3: an initiator that gets no HELLO_ACK in time retries on a new connection."""
     monkeypatch.setattr("kbtp.limits.HELLO_ACK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("kbtp.limits.HELLO_DELAY_S", 0.0)
 
     def script(target: Any) -> None:
         target.accept()
