@@ -19,6 +19,7 @@ PORT = 1
 READY = "agent listens"
 
 _WORD = struct.Struct(">I")
+HOME = "/root"
 _READ_BYTES = 65536
 
 
@@ -28,10 +29,10 @@ def main() -> None:
         print(READY, file=console, flush=True)
     while True:
         caller, _ = listener.accept()
-        threading.Thread(target=_serve, args=(caller,), daemon=True).start()
+        threading.Thread(target=serve, args=(caller,), daemon=True).start()
 
 
-def _serve(caller: socket.socket) -> None:
+def serve(caller: socket.socket) -> None:
     with caller:
         (length,) = _WORD.unpack(_exactly(caller, _WORD.size))
         process = subprocess.Popen(
@@ -40,7 +41,7 @@ def _serve(caller: socket.socket) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            cwd="/root",
+            cwd=HOME,
         )
         try:
             _relay(process, caller)
