@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from kbtp.address import SCHEME, Address
 from kbtp.cache.steps import IndexStep
@@ -19,6 +19,42 @@ class Index(Protocol):
         """The reply that the step's class tells of. Raises `IndexUnavailable`."""
 
     def close(self) -> None: ...
+
+
+class Asked(Protocol):
+    """A step that is on its way."""
+
+    def answer(self) -> Any:
+        """The reply that the step's class tells of. Raises `IndexUnavailable`."""
+
+    def forget(self) -> None:
+        """Instead of `answer`: nobody waits for it."""
+
+
+class Answered:
+    """One that was waited for."""
+
+    def __init__(self, reply: Any) -> None:
+        self._reply = reply
+
+    def answer(self) -> Any:
+        return self._reply
+
+    def forget(self) -> None:
+        """It has left nothing behind."""
+
+
+@runtime_checkable
+class PatientIndex(Protocol):
+    """One that can be asked and waited for later, so that something else is done meanwhile."""
+
+    def ask(self, step: IndexStep) -> Asked:
+        """Raises `IndexUnavailable`."""
+
+
+def ask(index: Index, step: IndexStep) -> Asked:
+    """Raises `IndexUnavailable`."""
+    return index.ask(step) if isinstance(index, PatientIndex) else Answered(index.perform(step))
 
 
 class AsyncIndex(Protocol):
