@@ -22,6 +22,8 @@ from kbtp import limits
 from kbtp.cache.announcement import Announcement, warn_once
 from kbtp.cache.steps import (
     Announce,
+    Claim,
+    Claimed,
     Discard,
     Drain,
     Entry,
@@ -109,6 +111,8 @@ def _exchange(step: IndexStep) -> Exchange:
             return _lookup(step)
         case Publish():
             return _publish(step.entries, step.ttl_ms)
+        case Claim():
+            return _claim(step)
         case Remove():
             return _remove(step)
         case Discard():
@@ -168,17 +172,29 @@ def _lookup(step: Lookup) -> Exchange:
     for owner, letters in step.touched.items():
         commands += _mail(owner, letters)
     if step.collect is not None:
-        commands.append(("LPOP", b"kbtp:m:" + step.collect.hex().encode(), limits.CACHE_MAIL_MAX))
+        commands.append(_open_mail(step.collect))
     replies = yield commands
     records = [record for reply in replies[:looks] for record in reply[1:]]
-    life = replies[0][0]
-    if life is None:
+    life = yield from _life(replies[0][0])
+    return Looked(_octets(records, len(names)), _letters(replies[-1]) if step.collect is not None else [], life)
+
+
+def _life(said: bytes | None) -> Exchange:
+    """The life of the index, which begins if it has not yet."""
+    if said is None:
         yield [("SET", LIFE, secrets.token_bytes(8), "NX")]
-        [life] = yield [("GET", LIFE)]
-    mail = (replies[-1] or []) if step.collect is not None else []
-    if not isinstance(life, bytes):
+        [said] = yield [("GET", LIFE)]
+    if not isinstance(said, bytes):
         raise TypeError("its life is no string")
-    return Looked(_octets(records, len(names)), mail and _octets(mail, len(mail)), life)
+    return said
+
+
+def _open_mail(owner: bytes) -> Command:
+    return ("LPOP", b"kbtp:m:" + owner.hex().encode(), limits.CACHE_MAIL_MAX)
+
+
+def _letters(reply: Any) -> list[Any]:
+    return _octets(reply, len(reply)) if reply else []
 
 
 def _octets(replies: Sequence[Any], count: int) -> list[Any]:
@@ -191,11 +207,25 @@ def _octets(replies: Sequence[Any], count: int) -> list[Any]:
 def _publish(entries: Sequence[Entry], ttl_ms: int | None) -> Exchange:
     if not entries:
         return []
+    return (yield from _firsts(entries, (yield _puts(entries, ttl_ms))))
+
+
+def _claim(step: Claim) -> Exchange:
+    life, mail, *replies = yield [("GET", LIFE), _open_mail(step.owner), *_puts(step.entries, step.ttl_ms)]
+    firsts = yield from _firsts(step.entries, replies)
+    return Claimed(firsts, _letters(mail), (yield from _life(life)))
+
+
+def _puts(entries: Sequence[Entry], ttl_ms: int | None) -> list[Command]:
     ttl = () if ttl_ms is None else ("PX", ttl_ms)
-    replies = yield [("SET", record_key(name), record, "NX", *ttl) for name, record in entries]
+    return [("SET", record_key(name), record, "NX", *ttl) for name, record in entries]
+
+
+def _firsts(entries: Sequence[Entry], replies: Sequence[Any]) -> Exchange:
+    """Whether each was the first under its name, or is what is there: where that was done already, unanswered."""
     firsts = [_FIRSTS[reply] for reply in replies]
     later = [place for place, first in enumerate(firsts) if not first]
-    if later:  # the very record may be there, where this step was done already without an answer
+    if later:
         [records] = yield [("MGET", *(record_key(entries[place][0]) for place in later))]
         for place, record in zip(later, _octets(records, len(later)), strict=True):
             firsts[place] = record == entries[place][1]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from kbtp.address import SCHEME, Address
 from kbtp.cache.steps import IndexStep
@@ -44,17 +45,10 @@ class Answered:
         """It has left nothing behind."""
 
 
-@runtime_checkable
-class PatientIndex(Protocol):
-    """One that can be asked and waited for later, so that something else is done meanwhile."""
-
-    def ask(self, step: IndexStep) -> Asked:
-        """Raises `IndexUnavailable`."""
-
-
 def ask(index: Index, step: IndexStep) -> Asked:
-    """Raises `IndexUnavailable`."""
-    return index.ask(step) if isinstance(index, PatientIndex) else Answered(index.perform(step))
+    """As `Index.perform`, but for the wait where `index` can do without. Raises `IndexUnavailable`."""
+    asking: Callable[[IndexStep], Asked] | None = getattr(index, "ask", None)
+    return Answered(index.perform(step)) if asking is None else asking(step)
 
 
 class AsyncIndex(Protocol):

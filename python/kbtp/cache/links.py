@@ -192,6 +192,7 @@ class Links:
             (link, client)
             for link, client, session in links
             if client is not None
+            and not client.closed
             and session is not None
             and (client.incarnation, session.number) == (incarnation, number)
         ]
@@ -205,6 +206,9 @@ class Links:
     # --- sessions ------------------------------------------------------------------------------
 
     def _link(self, url: str) -> Link:
+        link = self._links.get(url)
+        if link is not None:
+            return link
         with self._lock:
             return self._links.setdefault(url, Link(url))
 
@@ -218,6 +222,8 @@ class Links:
     def _with(self, link: Link, target: Announcement) -> Client | None:
         """A session with this very life of the target: one with an earlier life need not have noticed its end yet."""
         client = self._opened(link)
+        if client is not None and client.incarnation == target.incarnation:
+            return client
         if client is not None and target.incarnation not in (client.incarnation, *link.not_there):
             client.close()
             client = self._opened(link)

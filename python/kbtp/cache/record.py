@@ -47,6 +47,11 @@ class Record:
     block_bytes: int
     copies: tuple[Copy, ...]
 
+    @property
+    def block_count(self) -> int:
+        """Of each copy."""
+        return -(-self.length_bytes // self.block_bytes)
+
     def pack(self) -> bytes:
         parts = [_HEAD.pack(_VERSION, len(self.copies), self.owner, self.length_bytes, self.checksum, self.block_bytes)]
         for copy in self.copies:

@@ -98,6 +98,8 @@ class _Guard:
         self._why = ""
 
     def check(self) -> None:
+        if not self._why:
+            return
         with self._lock:
             if not self._backoff.may_try(time.monotonic()):
                 raise IndexUnavailable(f"it is not asked again yet ({self._why})")
@@ -109,8 +111,10 @@ class _Guard:
         return IndexUnavailable(self._why)
 
     def worked(self) -> None:
-        with self._lock:
-            self._backoff.worked()
+        if self._why:
+            with self._lock:
+                self._why = ""
+                self._backoff.worked()
 
 
 class ValkeyIndex:
