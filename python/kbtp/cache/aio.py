@@ -188,10 +188,10 @@ class AsyncCache:
         return await self._index.perform(step)
 
     async def _beside(self, step: Beside) -> tuple[Any, Any]:
-        looked, reply = await asyncio.gather(
+        replies = await asyncio.gather(
             self._index.perform(step.index), self._links.perform(step.target), return_exceptions=True
         )
-        for one in (looked, reply):
-            if isinstance(one, BaseException) and not isinstance(one, IndexUnavailable):
-                raise one
-        return looked, reply
+        for reply in replies:
+            if isinstance(reply, BaseException) and not isinstance(reply, IndexUnavailable):
+                raise reply
+        return replies[0], replies[1]

@@ -85,31 +85,34 @@ def _count(state: State, puts: Sequence[Put]) -> None:
 
 
 def _is_reserved(state: State, puts: Sequence[Put], options: PutOptions, now_s: float) -> bool:
-    """Reserve blocks for all of `puts` if they are likely to be new, and there is room without doing anything for it.
-    If not they are as they were."""
+    """Reserve blocks for all of `puts` if they are likely to be new and there is room already."""
     octets = sum(len(put.view) for put in puts)
     if not puts or octets > CACHE_CLAIM_MAX_BYTES or not state.may_claim([put.name for put in puts], now_s):
         return False
     targets = [target for target in state.targets.values() if not target.draining]
     wanted: dict[Share, int] = {}
+    known: dict[tuple[int, ...], list[Share]] = {}
+    placed: list[list[Share]] = []
     for put in puts:
-        chosen = placement(put.name, targets)[: options.copies]
-        put.shares = [share for one in chosen if (share := state.shares.get(one.incarnation)) and share.settled]
-        alike = len({share.block_bytes for share in put.shares}) == 1 and len(put.shares) == len(chosen)
-        if not put.view or not alike or _blocks(put, put.shares[0]) >= CACHE_RECORD_MAX_BLOCKS:
-            break
-        for share in put.shares:
-            wanted[share] = wanted.get(share, 0) + _blocks(put, share)
-    else:
-        if all(blocks <= share.room_blocks for share, blocks in wanted.items()):
-            for share, blocks in wanted.items():
-                share.reserve(blocks)
-            for put in puts:
-                put.sessions = {share: share.number for share in put.shares}
-            return True
-    for put in puts:
-        put.shares = []
-    return False
+        chosen = tuple([one.incarnation for one in placement(put.name, targets)[: options.copies]])
+        shares = known.get(chosen)
+        if shares is None:
+            shares = known[chosen] = [share for one in chosen if (share := state.shares.get(one)) and share.settled]
+            if len({share.block_bytes for share in shares}) != 1 or len(shares) < len(chosen):
+                return False
+        placed.append(shares)
+        blocks = _blocks(put, shares[0])
+        if not 0 < blocks < CACHE_RECORD_MAX_BLOCKS:
+            return False
+        for share in shares:
+            wanted[share] = wanted.get(share, 0) + blocks
+    if any(blocks > share.room_blocks for share, blocks in wanted.items()):
+        return False
+    for share, blocks in wanted.items():
+        share.reserve(blocks)
+    for put, shares in zip(puts, placed, strict=True):
+        put.shares, put.sessions = shares, {share: share.number for share in shares}
+    return True
 
 
 def _claim(state: State, puts: Sequence[Put], options: PutOptions, now_s: float) -> Plan[None]:
@@ -291,7 +294,7 @@ def _publish(
                 put.checksum = checksum
         for put in puts:
             assert put.checksum is not None
-            copies = tuple(Copy(share.incarnation, refs) for share, refs in put.refs.items())
+            copies = tuple([Copy(share.incarnation, refs) for share, refs in put.refs.items()])
             block_bytes = put.shares[0].block_bytes if put.shares else 1
             put.said = Record(state.owner, len(put.view), put.checksum, block_bytes, copies)
             put.record = put.said.pack()

@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kbtp.limits import BLOCK_SIZE_MAX_BYTES, CACHE_COPIES_MAX, CACHE_RECORD_MAX_BLOCKS, INITIATOR_ID_BYTES
 from kbtp.types import BlockRef
@@ -29,16 +29,14 @@ class BadRecord(ValueError):
     """Octets that are not a record this version can read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(NamedTuple):
     """The blocks of a value on one target, in order."""
 
     incarnation: int
     refs: tuple[BlockRef, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """A value whose blocks are all sealed."""
 
     owner: bytes
@@ -53,10 +51,11 @@ class Record:
         return -(-self.length_bytes // self.block_bytes)
 
     def pack(self) -> bytes:
-        parts = [_HEAD.pack(_VERSION, len(self.copies), self.owner, self.length_bytes, self.checksum, self.block_bytes)]
-        for copy in self.copies:
-            parts.append(_INCARNATION.pack(copy.incarnation))
-            parts += [_BLOCK.pack(ref.handle, ref.generation) for ref in copy.refs]
+        owner, length_bytes, checksum, block_bytes, copies = self
+        parts = [_HEAD.pack(_VERSION, len(copies), owner, length_bytes, checksum, block_bytes)]
+        for incarnation, refs in copies:
+            parts.append(_INCARNATION.pack(incarnation))
+            parts += [_BLOCK.pack(ref.handle, ref.generation) for ref in refs]
         return b"".join(parts)
 
     @classmethod

@@ -162,16 +162,16 @@ class State:
                 elif not gone:
                     share.used(name)
 
-    def holds(self, name: bytes, record: bytes) -> bool:
-        return any((held := share.get(name)) is not None and held.record == record for share in self.shares.values())
-
-    def lost(self, name: bytes, record: bytes) -> None:
-        """This record is gone: if it was ours, its blocks are to be freed, all copies of them."""
+    def lost(self, name: bytes, record: bytes) -> bool:
+        """This record is gone: if it was ours, its blocks are to be freed, all copies of them. Whether it was."""
         self.remembered.forget(name)
+        was_ours = False
         for share in self.shares.values():
             held = share.get(name)
             if held is not None and held.record == record:
                 share.drop(name)
+                was_ours = True
+        return was_ours
 
 
 GONE = b" gone "

@@ -41,7 +41,6 @@ class Wire:
         self.connection = connection
         self._socket = connection.socket
         self._socket.settimeout(0.0)
-        self._buffer = bytearray(_READ_BYTES)
         self._reader = libvalkey.Reader(
             protocolError=valkey.exceptions.InvalidResponse, replyError=_Refusal, notEnoughData=_NONE
         )
@@ -73,14 +72,14 @@ class Wire:
         until_s = time.perf_counter() + SPIN_S
         while True:
             try:
-                octets = self._socket.recv_into(self._buffer)
+                octets = self._socket.recv(_READ_BYTES)
                 break
             except _NOT_YET as why:
                 if time.perf_counter() >= until_s:
                     self._wait(why, select.POLLIN)
         if not octets:
             raise valkey.ConnectionError("the server has closed the connection")
-        self._reader.feed(self._buffer, 0, octets)
+        self._reader.feed(octets)
 
     def _wait(self, why: OSError, events: int) -> None:
         """Until there is something to do for what could not be done yet. Raises `TimeoutError` at the deadline."""
@@ -144,6 +143,7 @@ class Dialogue:
         self._plan = exchange(step)
         self._wire: Wire | None = None
         self._reply: Any = None
+        self._count = 0
         self._go_on(None)
 
     def finish(self) -> Any:
@@ -162,7 +162,7 @@ class Dialogue:
         """Wait for what was asked, if anything was, and ask what is next."""
         try:
             try:
-                commands = self._plan.send(None if asked is None else asked.receive(self._count))
+                commands = next(self._plan) if asked is None else self._plan.send(asked.receive(self._count))
             except StopIteration as done:
                 self._reply, self._wire = done.value, None
                 if asked is not None:
