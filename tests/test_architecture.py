@@ -89,7 +89,10 @@ SYSTEM = frozenset(
     "asyncio concurrent datetime importlib logging multiprocessing os queue random secrets select selectors signal"
     " socket socketserver ssl subprocess threading time uuid".split()
 )
-CACHE_DECIDES = "backoff checksum eviction get keys lookups outcomes placement put record remembered share state steps upkeep".split()
+CACHE_DECIDES = (
+    "backoff checksum eviction get keys lookups outcomes placement put record remembered share state steps"
+    " upkeep".split()
+)
 DECIDING = "layers that decide do no I/O; time and randomness are arguments"
 BANS = (
     Ban(("kbtp.wire", "kbtp.wire.*", "kbtp.iwarp", "kbtp.iwarp.*", "kbtp.blocks", "kbtp.blocks.*"), SYSTEM, DECIDING),

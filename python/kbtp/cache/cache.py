@@ -76,7 +76,8 @@ class Cache:
 
     def get_into(self, key: bytes, into: object, *, verify: bool = True) -> int | None:
         """Load the value to the start of `into`; its octets, or None for a miss, after which what `into` holds is
-        undefined. Raises `ApiMisuse` if it is too small."""
+        undefined. Raises `ApiMisuse` if it is too small. Behind a value that has made way for a shorter one since
+        this cache saw it `into` may have changed too."""
         item = valid(self.get_many_into([key], [into], verify=verify)[0])
         return item.length_bytes if item.ok else None
 
