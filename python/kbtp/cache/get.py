@@ -110,6 +110,11 @@ def _saw(state: State, gets: Sequence[Get], looked: Looked, now_s: float) -> Pla
     """Raises `IndexUnavailable`."""
     state.saw_life(looked.life)
     for get, octets in zip(gets, looked.records, strict=True):
+        known = state.remembered.get(get.name)
+        if octets is not None and known is not None and known[0] == octets:
+            get.octets, get.record, _ = known
+            continue
+        state.remembered.forget(get.name)
         if octets is not None:
             get.octets, get.record = octets, state.parsed(octets)
     if state.targets_are_old(now_s) and _unknown(state, gets):
@@ -161,7 +166,6 @@ def _load_beside(state: State, gets: Sequence[Get], verify: bool, now_s: float) 
         return
     for get in gets:
         _forget(get)
-        state.remembered.forget(get.name)
     try:
         if isinstance(looked, IndexUnavailable):
             raise looked

@@ -187,15 +187,15 @@ class Links:
     def _sessions(self, incarnation: int, number: int) -> list[tuple[Link, Client]]:
         """That one session, if it is the one there is."""
         with self._lock:
-            links = [(link, link.client, link.session) for link in self._links.values()]
-        return [
-            (link, client)
-            for link, client, session in links
-            if client is not None
-            and not client.closed
-            and session is not None
-            and (client.incarnation, session.number) == (incarnation, number)
-        ]
+            links = list(self._links.values())
+        found = []
+        for link in links:
+            client, session = link.client, link.session
+            if client is None or session is None or session.number != number or client.closed:
+                continue
+            if client.incarnation == incarnation:
+                found.append((link, client))
+        return found
 
     def _run(self, link: Link, client: Client, call: Callable[[], Results]) -> Results:
         results = call()

@@ -23,6 +23,8 @@ _VERSION = 1
 _HEAD = struct.Struct(f">BB{INITIATOR_ID_BYTES}sQII")
 _INCARNATION = struct.Struct(">Q")
 _BLOCK = struct.Struct(">QH")
+_SMALL = struct.Struct(">QQH")
+"""A copy of one block."""
 
 
 class BadRecord(ValueError):
@@ -72,6 +74,10 @@ class Record(NamedTuple):
         copy_bytes = _INCARNATION.size + len(lengths) * _BLOCK.size
         if len(octets) != _HEAD.size + copy_count * copy_bytes or bool(copy_count) != bool(lengths):
             raise BadRecord(f"record of {len(octets)} octets for {copy_count} copies of {len(lengths)} blocks")
+        if copy_count == len(lengths) == 1:  # as most are
+            incarnation, handle, generation = _SMALL.unpack_from(octets, _HEAD.size)
+            copy = Copy(incarnation, (BlockRef(handle, generation, length_bytes),))
+            return cls(owner, length_bytes, checksum, block_bytes, (copy,))
         copies = []
         for at in range(_HEAD.size, len(octets), copy_bytes):
             (incarnation,) = _INCARNATION.unpack_from(octets, at)
