@@ -20,6 +20,7 @@ __all__ = [
     "Region",
     "Requester",
     "Stream",
+    "build",
     "joined_checksum",
     "limits",
 ]
@@ -313,6 +314,10 @@ class Device:
     def open_channel(self, threads: int) -> Channel: ...
     def punts(self) -> list[tuple[str, int]]: ...
     def close(self) -> None: ...
+
+def build() -> dict[str, str | bool]:
+    """What this build is: `version`, whether it is `optimized`, which path `crc32c` takes on this processor, what its
+    `events` come from, and whether whoever waits `spins` here at all."""
 
 def joined_checksum(first: int, second: int, second_bytes: int) -> int:
     """The CRC32c over octets with CRC32c `first` and then `second_bytes` others with `second`."""

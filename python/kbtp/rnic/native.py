@@ -60,6 +60,11 @@ _OPCODES = {opcode.value: opcode for opcode in WcOpcode}
 joined_checksum = _native.joined_checksum
 
 
+def build() -> dict[str, str | bool]:
+    """See `kbtp._native.build`."""
+    return _native.build()
+
+
 @dataclass(frozen=True, slots=True)
 class NativeOptions:
     """How a native RNIC starts its streams, and how long it waits for what. All times in seconds but `spin_us`.

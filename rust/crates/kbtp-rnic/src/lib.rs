@@ -34,3 +34,5 @@ pub mod stream;
 mod stream_end;
 mod stream_state;
 mod tcp;
+
+pub use event_loop::{EVENTS, one_processor};
