@@ -3,7 +3,7 @@
 What is wrong raises as `kbtp.verbs.api` says. A `_Piece` is a region with an offset and a length in it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, final
 
 from kbtp.types import BlockRef
@@ -194,6 +194,7 @@ class Requester:
         inline_max_bytes: int,
         receives: Region,
         max_message_bytes: int,
+        prepare: Callable[[int, object, object, object], tuple[BlockRef | None, object]],
     ) -> Requester: ...
     def add_region(self, region: Region, address: int) -> None: ...
     def submit(

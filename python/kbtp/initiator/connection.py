@@ -21,7 +21,7 @@ from kbtp.errors import (
     WireFormatError,
 )
 from kbtp.initiator.batches import Batch, Results
-from kbtp.initiator.rnic_carrier import NO_RECORD, Record, RnicCarrier
+from kbtp.initiator.rnic_carrier import Record, RnicCarrier, prepared
 from kbtp.initiator.session import InitiatorConfig, InitiatorSession, SaidHello, accepted
 from kbtp.initiator.session_carrier import SessionCarrier
 from kbtp.types import BlockRef, Generation, Handle, Opcode, RequestFlag, TerminateCause
@@ -252,7 +252,7 @@ class Connection:
     def _open(self, stream: Stream, ack: HelloAck) -> None:
         session = InitiatorSession(self.config, ack)
         if isinstance(stream, CarryingStream) and not session.is_direct:
-            requester = stream.carry(session.grant(self._receives))
+            requester = stream.carry(session.grant(self._receives), prepared)
             self._carrier = RnicCarrier(requester, ack.handle_count, self._why_lost)
         else:
             self._carrier = SessionCarrier(session, stream, self._rnic, self._pd)
@@ -342,7 +342,7 @@ class Connection:
             if ran is not None:
                 return ran
             self.end(deadline_exceeded(self.address, limit_s))
-            return NO_RECORD, self._lost()
+            return (RecordStatus.LOST, 0, 0, 0, 0), self._lost()
         buffers = None if opcode is Opcode.FREE else (buffer,)
         result = self.run(Batch(opcode, flags, (block,), buffers, generation, direct), limit_s, now)[0]
         status = RecordStatus.LOST if result.status is None else result.status
