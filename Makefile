@@ -16,7 +16,7 @@ COVERED := wire iwarp blocks target initiator cache
 COVERAGE_MIN := 95
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-connectors conformance model punts soak check coverage bench bench-cache mutants fuzz sanitize format clean
+.PHONY: help demo test test-connectors interop conformance model punts soak check coverage bench bench-cache mutants fuzz sanitize format clean
 .DELETE_ON_ERROR:
 
 help:  ## list these targets
@@ -75,6 +75,12 @@ check: $(VENV)/dev.stamp  ## ruff and mypy, rustfmt and clippy
 WRITE ?=
 conformance: $(VENV)/dev.stamp  ## both RNICs as target and as initiator against the suite of kbtp conformance
 	$(BIN)/python -m conformance $(if $(WRITE),--write) --junit build/conformance
+
+# Some three minutes; needs Debian's packages of QEMU and a compiler, and installs them where it may. INTEROP_FLAGS="-k rping" makes some of the checks.
+INTEROP_FLAGS ?=
+
+interop: $(VENV)/dev.stamp  ## a guest with Linux's RDMA drivers, and our stacks against them
+	$(BIN)/python -m interop $(INTEROP_FLAGS)
 
 coverage: test  ## the tests, then line by line what they did not reach
 	$(BIN)/coverage report

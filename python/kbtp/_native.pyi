@@ -3,7 +3,7 @@
 What is wrong raises as `kbtp.verbs.api` says. A `_Piece` is a region with an offset and a length in it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, final
 
 from kbtp.types import BlockRef
@@ -20,6 +20,7 @@ __all__ = [
     "Region",
     "Requester",
     "Stream",
+    "build",
     "joined_checksum",
     "limits",
 ]
@@ -196,6 +197,7 @@ class Requester:
         inline_max_bytes: int,
         receives: Region,
         max_message_bytes: int,
+        prepare: Callable[[int, object, object, object], tuple[BlockRef | None, object]],
     ) -> Requester: ...
     def add_region(self, region: Region, address: int) -> None: ...
     def submit(
@@ -326,6 +328,10 @@ class Device:
     def open_channel(self, threads: int) -> Channel: ...
     def punts(self) -> list[tuple[str, int]]: ...
     def close(self) -> None: ...
+
+def build() -> dict[str, str | bool]:
+    """What this build is: `version`, whether it is `optimized`, which path `crc32c` takes on this processor, what its
+    `events` come from, and whether whoever waits `spins` here at all."""
 
 def joined_checksum(first: int, second: int, second_bytes: int) -> int:
     """The CRC32c over octets with CRC32c `first` and then `second_bytes` others with `second`."""

@@ -126,6 +126,8 @@ DEFAULT_INITIATOR_MAX_MESSAGE_BYTES = 1024
 DEFAULT_TIMEOUT_S = 30.0
 DEFAULT_CONNECT_TIMEOUT_S = 10.0
 HELLO_ACK_TIMEOUT_S = 3.0  # then the initiator tries again on a new connection (3)
+HELLO_DELAY_S = 0.1  # from the Reply to HELLO on the second connection; four times as much on each further one (3)
+HELLO_DELAY_MAX_S = 1.6
 DEFAULT_INLINE_MAX_BYTES = 4096
 DIRECT_LOAD_INTERVAL_S = 0.1  # between the two reads of an entry; in longer ones a Generation may come again (6.3)
 DIRECT_LOAD_TRIES_MAX = 3  # then LOAD is used (6.3)
@@ -147,9 +149,12 @@ CACHE_BEAT_S = 2.0  # how often a target announces itself
 CACHE_BEAT_TTL_S = 10.0  # and how long that counts
 CACHE_LOOKUP_MAX_NAMES = 4096  # in one command of the index
 CACHE_SWEEP_S = 10.0  # how often a writer looks through a page of the index for records of blocks that are gone
+CACHE_REMEMBERED_MAX_BLOCKS = 1 << 16  # that remembered records name in all, some 100 octets each
 CACHE_MAIL_MAX = 8192  # names a reader remembers to tell an owner, and that wait for an owner
 CACHE_MAIL_TTL_S = 3600
 CACHE_TTL_MAX_S = 1e9  # of a value or a pin; far below what a server can count in ms
+CACHE_CLAIM_MAX_BYTES = 8 << 20  # put without looking up first: else what is there already costs too much
+CACHE_CLAIM_AFTER = 16  # puts of names that were all new, after one that was not
 CACHE_FREE_BATCH = 4096
 CACHE_SETTLE_MAX_HANDLES = 2 * CACHE_RECORD_MAX_BLOCKS  # freed by a new session to find what a lost one has bound
 CACHE_ASIDE_BYTES = 256 * 1024  # checksums of so much are not taken in an event loop
@@ -177,7 +182,8 @@ assert DEFAULT_POOL_BLOCKS <= 1 << RING_ORDER_MAX
 assert DRAIN_S < DEFAULT_TIMEOUT_S
 assert TCP_KEEPALIVE_IDLE_S + TCP_KEEPALIVE_INTERVAL_S * TCP_KEEPALIVE_PROBES <= TCP_USER_TIMEOUT_S
 assert RNIC_READ_DEPTH_MAX <= IRD_ORD_MAX
-assert HELLO_ACK_TIMEOUT_S < DEFAULT_CONNECT_TIMEOUT_S
+assert HELLO_DELAY_S <= HELLO_DELAY_MAX_S < HELLO_ACK_TIMEOUT_S < DEFAULT_CONNECT_TIMEOUT_S
+assert HELLO_DELAY_MAX_S < HELLO_TIMEOUT_S
 assert DIRECT_SLOT_WAIT_S <= DIRECT_SLOT_WAIT_MAX_S
 assert DEFAULT_POOL_BASE % POOL_BASE_ALIGN_BYTES == 0
 assert MULPDU_MIN_BYTES >= DDP_UNTAGGED_HEADER_BYTES + ATOMIC_REQUEST_BYTES

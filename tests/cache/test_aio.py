@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import kbtp
-from kbtp.cache import AsyncCache, MemoryIndex, Outcome
+from kbtp.cache import AsyncCache, IndexUnavailable, MemoryIndex, Outcome
 from kbtp.cache.steps import IndexStep
 from kbtp.errors import ApiMisuse
 
@@ -70,6 +70,33 @@ def test_put_and_get(run: Callable[..., None], target: WatchedServer) -> None:
 
     run(use)
     assert target.used_blocks == 0
+
+
+def test_what_is_known_is_loaded_while_the_index_is_asked(run: Callable[..., None]) -> None:
+    async def use(cache: AsyncCache) -> None:
+        into = bytearray(5)
+        await cache.put(b"key", b"value")
+        assert await cache.get_into(b"key", into) == 5
+        assert into == b"value"
+        assert (await cache.put(b"next", b"value"), await cache.get_into(b"next", into)) == (Outcome.STORED, 5)
+        perform = cache._index.perform
+
+        async def fail(step: IndexStep) -> Any:
+            await perform(step)
+            raise IndexUnavailable("no answer")
+
+        cache._index.perform = fail  # type: ignore[method-assign]
+        assert await cache.get_into(b"key", into) is None
+        assert cache.counters.index_failures == 1
+
+        async def end(step: IndexStep) -> Any:
+            raise KeyError("a mistake of ours")
+
+        cache._index.perform = end  # type: ignore[method-assign]
+        with pytest.raises(KeyError):
+            await cache.get_into(b"key", into)
+
+    run(use)
 
 
 def test_to_revoke_twice_revokes_nobody_else_s_buffer(run: Callable[..., None]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from kbtp.cache import Cache, MemoryIndex, Outcome
 from kbtp.cache.record import Record
-from kbtp.cache.steps import Publish
+from kbtp.cache.steps import Claim, Publish, Step
 from kbtp.errors import ApiMisuse
 from kbtp.types import BlockRef
 
@@ -124,6 +124,80 @@ def test_the_first_put_of_a_key_wins(open_cache: OpenCache, target: WatchedServe
     assert target.used_blocks == 1
 
 
+def steps_of(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the index and the targets are asked for from now on."""
+    done: list[str] = []
+    for at in (cache._index, cache._links):
+
+        def perform(step: Step, perform: Callable[..., object] = at.perform) -> object:
+            done.append(type(step).__name__)
+            return perform(step)
+
+        monkeypatch.setattr(at, "perform", perform)
+    return done
+
+
+def test_a_value_whose_record_is_known_is_one_look_up_and_one_load(
+    open_cache: OpenCache, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.put(b"key", b"value")
+    reader = open_cache()
+    for one in (cache, reader, reader):  # that put it, that reads it first, that has read it
+        done = steps_of(one, monkeypatch)
+        into = bytearray(5)
+        one.get_into(b"other", into)
+        done.clear()
+        assert one.get_into(b"key", into) == 5
+        assert into == b"value"
+        assert done == ["Lookup", "Load"]
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("later", [b"other", b"longer than it was", b"less", b""], ids=str)
+def test_a_value_that_has_made_way_for_another_since_is_that_one(
+    open_cache: OpenCache, cache: Cache, later: bytes
+) -> None:
+    """Also where the blocks of the former one are still there."""
+    owner, into = open_cache(), bytearray(20)
+    owner.put_many([b"key", b"kept"], [b"value", b"stays"])
+    kept = bytearray(5)
+    assert all(item.ok for item in cache.get_many_into([b"key", b"kept"], [into, kept]))
+    other = open_cache()
+    other.delete(b"key")
+    other.put(b"key", later)
+    kept[:] = bytes(5)
+    items = cache.get_many_into([b"kept", b"key"], [kept, into])
+    assert [item.length_bytes for item in items] == [5, len(later)]
+    assert (kept, into[: len(later)]) == (b"stays", later)
+    assert cache.counters.stale_records == cache.counters.corrupt_values == 0
+
+
+def test_a_value_that_has_outgrown_its_buffer_is_said(open_cache: OpenCache, cache: Cache) -> None:
+    cache.put(b"key", b"value")
+    with pytest.raises(ApiMisuse, match="5 octets, the buffer 4"):
+        cache.get_into(b"key", bytearray(4))
+    other = open_cache()
+    other.delete(b"key")
+    other.put(b"key", b"longer")
+    with pytest.raises(ApiMisuse, match="6 octets, the buffer 5"):
+        cache.get_into(b"key", bytearray(5))
+
+
+def test_a_put_of_what_is_likely_to_be_new_is_one_round_trip(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.put(b"first", b"1")
+    done = steps_of(cache, monkeypatch)
+    assert cache.put(b"key", b"value") is Outcome.STORED
+    assert done == ["AllocStore", "Claim"]
+    done.clear()
+    assert cache.put(b"key", b"value") is Outcome.PRESENT
+    assert done == ["Lookup"]
+    done.clear()
+    large = memoryview(bytes(1)).cast("B")
+    monkeypatch.setattr("kbtp.cache.put.CACHE_CLAIM_MAX_BYTES", 0)
+    assert cache.put(b"large", large) is Outcome.STORED
+    assert done[0] == "Lookup"
+
+
 def test_the_same_key_twice_in_a_batch_of_puts_is_stored_once(cache: Cache, target: WatchedServer) -> None:
     assert outcomes(cache.put_many([b"key", b"key"], [b"1", b"2"])) == [Outcome.STORED, Outcome.PRESENT]
     into = bytearray(1)
@@ -138,7 +212,7 @@ class Overtaken(MemoryIndex):
     rival: bytes = b""
 
     def perform(self, step):  # type: ignore[no-untyped-def]
-        if isinstance(step, Publish) and self.rival:
+        if isinstance(step, (Publish, Claim)) and self.rival:
             super().perform(Publish([(name, self.rival) for name, _ in step.entries]))
         return super().perform(step)
 
@@ -149,6 +223,12 @@ def test_a_put_that_is_overtaken_frees_its_blocks(open_cache: OpenCache, target:
     index.rival = Record(bytes(16), 0, 0, 1, ()).pack()
     assert cache.put(b"key", bytes(2 * BLOCK_BYTES)) is Outcome.PRESENT
     assert target.used_blocks == 0
+    index.rival = b""
+    cache.put_many([b"1", b"2"], [b"1", b"2"])
+    cache._state.puts_to_look_up = 0
+    index.rival = Record(bytes(16), 0, 0, 1, ()).pack()
+    assert cache.put(b"other", bytes(2 * BLOCK_BYTES)) is Outcome.PRESENT  # without a look-up first
+    assert target.used_blocks == 2
 
 
 def test_namespaces_have_nothing_to_do_with_each_other(open_cache: OpenCache) -> None:

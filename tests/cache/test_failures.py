@@ -13,7 +13,7 @@ import pytest
 
 from kbtp.address import Address
 from kbtp.cache import Cache, IndexUnavailable, MemoryIndex, Outcome
-from kbtp.cache.steps import AllocStore, IndexStep, Lookup, Publish, Remove, Step
+from kbtp.cache.steps import AllocStore, Claim, IndexStep, Lookup, Publish, Remove, Step
 
 from .conftest import BLOCK_BYTES, DEADLINE_S, Clock, WatchedServer
 
@@ -44,6 +44,7 @@ def kill_before(cache: Cache, number: int) -> list[str]:
 
 VALUE = os.urandom(3 * BLOCK_BYTES)
 STEPS_OF_A_PUT = ["Lookup", "ListTargets", "Open", "AllocStore", "Publish"]
+STEPS_OF_A_CLAIM = ["AllocStore", "Claim"]
 STEPS_WITH_EVICTION = ["Lookup", "Open", "Remove", "Free", "AllocStore", "Publish"]
 
 
@@ -67,6 +68,32 @@ def test_a_writer_killed_in_any_state_leaks_nothing(
     assert reader.get_into(b"key", into) in (None, len(VALUE))
     assert target.wait_until(lambda: target.used_blocks == 0)
     assert reader.get_into(b"key", into) is None
+
+
+@pytest.mark.parametrize("number", range(len(STEPS_OF_A_CLAIM) + 1))
+def test_a_writer_killed_while_it_puts_without_looking_first_is_resumed_without_a_leak(
+    open_cache: OpenCache, target: WatchedServer, number: int
+) -> None:
+    writer = open_cache(writer="engine")
+    writer.put(b"first", b"1")
+    done = kill_before(writer, number)
+    if number < len(STEPS_OF_A_CLAIM):
+        with pytest.raises(Killed):
+            writer.put(b"key", VALUE)
+    else:
+        assert writer.put(b"key", VALUE) is Outcome.STORED
+        kill_before(writer, 0)
+        with pytest.raises(Killed):
+            writer.contains(b"key")
+    assert done == STEPS_OF_A_CLAIM[:number]
+    assert target.wait_until(lambda: not target.target.sessions)
+    again = open_cache(writer="engine")
+    into = bytearray(len(VALUE))
+    assert again.get_into(b"key", into) == (None if number < len(STEPS_OF_A_CLAIM) else len(VALUE))
+    assert again.put(b"first", b"1") is Outcome.PRESENT
+    assert again.delete(b"key") == (number == len(STEPS_OF_A_CLAIM))
+    assert again.put(b"key", VALUE) is Outcome.STORED
+    assert target.used_blocks == 4
 
 
 @pytest.mark.parametrize("number", range(len(STEPS_WITH_EVICTION) + 1))
@@ -310,6 +337,21 @@ def test_an_index_that_fails_in_a_put_leaks_nothing(
     assert cache.put(b"key", VALUE) is Outcome.STORED
     assert cache.get_into(b"key", bytearray(len(VALUE))) == len(VALUE)
     assert target.used_blocks == 3
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["not done", "done"])
+def test_an_index_that_fails_in_a_put_that_has_not_looked_first_leaks_nothing(
+    open_cache: OpenCache, failing: Failing, target: WatchedServer, after: bool
+) -> None:
+    cache = open_cache(index=failing)
+    cache.put(b"first", b"1")
+    failing.fails, failing.after = (Claim,), after
+    assert cache.put(b"key", VALUE) is Outcome.UNAVAILABLE
+    failing.fails = ()
+    assert cache.get_into(b"key", bytearray(len(VALUE))) in (None, len(VALUE))
+    assert cache.put(b"key", VALUE) is Outcome.STORED
+    assert cache.get_into(b"key", bytearray(len(VALUE))) == len(VALUE)
+    assert target.used_blocks == 4
 
 
 def test_an_index_that_begins_anew_is_told_again_what_there_is(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -22,10 +24,12 @@ from kbtp.cache import IndexUnavailable, MemoryIndex
 from kbtp.cache.announcement import Announcement
 from kbtp.cache.commands import exchange, record_key
 from kbtp.cache.embedded import EmbeddedIndex, _free_port, _program
-from kbtp.cache.index import index_url, open_async_index, open_index
+from kbtp.cache.index import ask, index_url, open_async_index, open_index
 from kbtp.cache.keys import Names
 from kbtp.cache.steps import (
     Announce,
+    Claim,
+    Claimed,
     Discard,
     Drain,
     IndexStep,
@@ -41,7 +45,8 @@ from kbtp.cache.steps import (
     Unpin,
     Withdraw,
 )
-from kbtp.cache.valkey_connections import Connection
+from kbtp.cache.valkey_connections import Connection, Pool, begin
+from kbtp.cache.valkey_wire import Dialogue, Wire, Wires
 from kbtp.errors import ApiMisuse
 
 DEADLINE_S = 10.0
@@ -215,6 +220,16 @@ def test_a_life_is_one(perform: Perform) -> None:
     assert perform(Lookup([])).life == perform(Lookup([A])).life
 
 
+def test_what_is_claimed_is_published_and_mail_and_life_come_with_it(perform: Perform) -> None:
+    perform(Tell(OWNER, [C]))
+    claimed: Claimed = perform(Claim([(A, b"1"), (B, b"2"), (A, b"other")], OWNER, ttl_ms=60_000))
+    assert (claimed.firsts, claimed.mail) == ([True, True, False], [C])
+    assert claimed.life == perform(Lookup([])).life
+    claimed = perform(Claim([(A, b"1"), (B, b"other")], OWNER))
+    assert (claimed.firsts, claimed.mail) == ([True, False], [])
+    assert perform(Lookup([A, B])).records == [b"1", b"2"]
+
+
 def test_nothing_is_asked_for(perform: Perform) -> None:
     assert perform(Publish([])) == perform(Remove([])) == perform(Discard([])) == perform(Pin([], b"holder", 1)) == []
     assert perform(Lookup([])).records == []
@@ -269,6 +284,7 @@ def test_a_local_socket(tmp_path: Path) -> None:
     [
         Lookup([A, B], collect=OWNER),
         Publish([(A, b"1"), (B, b"2")]),
+        Claim([(A, b"1"), (B, b"2")], OWNER),
         Remove([(A, b"1"), (B, b"2")]),
         Discard([A, B]),
         Scan(NAMES.fingerprint),
@@ -386,6 +402,29 @@ def test_an_index_that_trickles_does_not_answer_in_time(url: str, open_: Callabl
         index.close()
 
 
+class ByClient:
+    """Asks as the client for a cluster does, over the connections of a pool of the package's."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._client = valkey.Valkey(connection_pool=Pool.from_url(url))
+
+    def perform(self, step: IndexStep) -> Any:
+        begin(self._timeout_s)
+        plan = exchange(step)
+        pipeline = self._client.pipeline(transaction=False)
+        commands = next(plan)
+        for command in commands:
+            pipeline.execute_command(*command)
+        try:
+            plan.send(pipeline.execute() if len(commands) > 1 else [self._client.execute_command(*commands[0])])
+        except StopIteration as done:
+            return done.value
+
+    def close(self) -> None:
+        self._client.connection_pool.disconnect()
+
+
 @contextmanager
 def waiting() -> Iterator[tuple[int, threading.Event]]:
     """The port of a server whose record under each name is the name, and what lets it answer."""
@@ -412,25 +451,41 @@ def waiting() -> Iterator[tuple[int, threading.Event]]:
         listening.shutdown(socket.SHUT_RDWR)
 
 
-@pytest.mark.parametrize(("where", "calls"), [("can_read", 1), ("read_response", 0)])
+INTERRUPTED = [
+    (open_index, Wire, "send", 0),
+    (open_index, Wire, "receive", 0),
+    (open_index, Wire, "_read", 0),
+    (ByClient, Connection, "can_read", 1),
+    (ByClient, Connection, "read_response", 0),
+]
+
+
+@pytest.mark.parametrize(("open_", "asked", "where", "calls"), INTERRUPTED)
 @pytest.mark.parametrize("touched", [{}, {OWNER: [A]}], ids=["one command", "several"])
 def test_the_answer_to_a_question_that_was_interrupted_is_not_that_to_the_next(
-    monkeypatch: pytest.MonkeyPatch, where: str, calls: int, touched: dict[bytes, list[bytes]]
+    monkeypatch: pytest.MonkeyPatch,
+    open_: Callable[..., Any],
+    asked: type,
+    where: str,
+    calls: int,
+    touched: dict[bytes, list[bytes]],
 ) -> None:
     """Else the value under one key would come out under another one, its checksum right."""
     with waiting() as (port, let):
-        index = open_index(f"valkey://127.0.0.1:{port}", DEADLINE_S)
+        index = open_(f"valkey://127.0.0.1:{port}", DEADLINE_S)
         let.set()
         assert index.perform(Lookup([C])).records == [record_key(C)]
         let.clear()
-        call, left = getattr(Connection, where), iter([False] * calls + [True])  # those before it is asked
+        call, left = getattr(asked, where), iter([False] * calls + [True])  # those before it is asked
 
         def interrupted(*arguments: Any, **options: Any) -> Any:
+            if where == "send":  # all that is asked for is on its way
+                call(*arguments, **options)
             if next(left, False):
                 raise KeyboardInterrupt
-            return call(*arguments, **options)
+            return None if where == "send" else call(*arguments, **options)
 
-        monkeypatch.setattr(Connection, where, interrupted)
+        monkeypatch.setattr(asked, where, interrupted)
         with pytest.raises(KeyboardInterrupt):
             index.perform(Lookup([A], touched))
         threading.Timer(0.1, let.set).start()
@@ -438,9 +493,99 @@ def test_the_answer_to_a_question_that_was_interrupted_is_not_that_to_the_next(
         index.close()
 
 
-def test_nor_is_it_where_asking_has_connected_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_is_it_that_to_a_question_nobody_waited_for() -> None:
     with waiting() as (port, let):
         index = open_index(f"valkey://127.0.0.1:{port}", DEADLINE_S)
+        ask(index, Lookup([A])).forget()
+        asked = ask(index, Lookup([B]))
+        let.set()
+        assert index.perform(Lookup([C])).records == [record_key(C)]
+        assert asked.answer().records == [record_key(B)]
+        index.close()
+
+
+@pytest.mark.parametrize("reply", [b"+OK\r\n+OK\r\n", b"!\r\n", b"-ERR no\r\n", b""], ids=repr)
+def test_a_connection_that_answers_what_it_should_not_is_asked_nothing_more(reply: bytes) -> None:
+    """Neither too much, nor what is no answer, nor a refusal, nor nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            with listening.accept()[0] as connected:
+                while b"MGET" not in connected.recv(1 << 16):
+                    connected.sendall(b"+OK\r\n")
+                connected.sendall(reply)
+
+        wires = Wires(Pool.from_url(f"valkey://127.0.0.1:{listening.getsockname()[1]}"))
+        thread = threading.Thread(target=answer)
+        thread.start()
+        begin(DEADLINE_S)
+        with pytest.raises(valkey.ValkeyError):
+            Dialogue(wires, Lookup([A])).finish()
+        thread.join()
+        assert not wires._idle
+        assert wires._pool._available_connections[0]._sock is None
+
+
+def test_a_primary_that_has_become_a_replica_is_looked_for_anew() -> None:
+    answers = [b"-READONLY You can't write against a read only replica.\r\n", b"*2\r\n$4\r\nlife\r\n$1\r\n1\r\n"]
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            for said in answers:
+                with listening.accept()[0] as connected:
+                    while b"MGET" not in connected.recv(1 << 16):
+                        connected.sendall(b"+OK\r\n")
+                    connected.sendall(said)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        index = open_index(f"valkey://127.0.0.1:{listening.getsockname()[1]}", DEADLINE_S)
+        assert index.perform(Lookup([A])).records == [b"1"]
+        thread.join()
+        index.close()
+
+
+def test_a_process_that_was_forked_has_connections_of_its_own(single: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = open_index(single, limits.CACHE_TIMEOUT_S)
+    index.perform(Lookup([A]))
+    wires = index._wires  # type: ignore[attr-defined]
+    [parents] = wires._idle
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert wires.take() is not parents
+    monkeypatch.undo()
+    index.close()
+
+
+def test_an_index_over_tls_with_records_that_do_not_come_at_once() -> None:
+    """More than a socket takes at once, each way."""
+    names = [NAMES.of(b"%d" % number) for number in range(40_000)]
+    keys = [record_key(name) for name in names]
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(Path(__file__).with_name("tls.pem"))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            with context.wrap_socket(listening.accept()[0], server_side=True) as connected:
+                while b"LIB-" in connected.recv(1 << 16):
+                    connected.sendall(b"+OK\r\n")
+                said = b""
+                while not said.endswith(keys[-1] + b"\r\n"):
+                    said += connected.recv(1 << 16)
+                for some in (keys[at : at + limits.CACHE_LOOKUP_MAX_NAMES] for at in range(0, len(keys), 4096)):
+                    values = b"".join(b"$%d\r\n%b\r\n" % (len(key), key) for key in some)
+                    connected.sendall(b"*%d\r\n$4\r\nlife\r\n%b" % (1 + len(some), values))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        index = open_index(f"valkeys://127.0.0.1:{listening.getsockname()[1]}?ssl_cert_reqs=none", DEADLINE_S)
+        assert index.perform(Lookup(names)).records == keys
+        thread.join()
+        index.close()
+
+
+def test_nor_is_it_where_asking_has_connected_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    with waiting() as (port, let):
+        index = ByClient(f"valkey://127.0.0.1:{port}", DEADLINE_S)
         let.set()
         assert index.perform(Lookup([C])).records == [record_key(C)]
         let.clear()

@@ -16,10 +16,13 @@ from kbtp.cache.keys import Names
 from kbtp.cache.lookups import Named, contains_many, delete_many
 from kbtp.cache.placement import placement
 from kbtp.cache.put import Put, PutOptions, put_many
-from kbtp.cache.state import Identity, State
+from kbtp.cache.record import Copy, Record
+from kbtp.cache.state import Identity, State, gone_letter
 from kbtp.cache.steps import (
     AllocStore,
     Announce,
+    Beside,
+    Claim,
     Discard,
     Free,
     Load,
@@ -32,6 +35,7 @@ from kbtp.cache.steps import (
     Session,
     Step,
     TakeChecksums,
+    Tell,
     Withdraw,
 )
 from kbtp.errors import ApiMisuse
@@ -93,6 +97,8 @@ class Cluster:
                 return checksums(step.values)
             case Free():
                 return {number: self._free(number, *job) for number, job in step.jobs.items()}
+            case Beside():
+                return self.index.perform(step.index), self.perform(step.target)
         return self.index.perform(step)
 
     def _load(self, number: int, refs: Sequence[BlockRef]) -> Results | None:
@@ -273,6 +279,7 @@ def test_blocks_reserved_in_one_session_are_not_used_in_the_next(clock: Clock) -
 
 def test_news_of_an_earlier_session_that_comes_late_is_none(cluster: Cluster) -> None:
     cluster.put(b"kept").end()
+    cluster.state.puts_to_look_up = 2
     late = cluster.put(b"late").before(Open)
     former = cluster.sessions[1]
     cluster.begin(ONE)
@@ -327,9 +334,13 @@ def test_a_target_that_claims_blocks_without_end_is_asked_for_so_many(
 
 def test_a_target_may_leave_the_list_while_it_is_read_from(cluster: Cluster) -> None:
     cluster.put(b"key").end()
-    getting = cluster.get(b"key").before(Load)
-    cluster.state.saw_targets([], cluster.clock())
-    getting.end()
+    for kind in (Beside, Load):
+        getting = cluster.get(b"key").before(kind)
+        cluster.state.saw_targets([], cluster.clock())
+        assert getting.end() == [Outcome.MISS]
+        cluster.state.saw_targets([ONE], cluster.clock())
+        cluster.put(b"key").end()
+        cluster.state.remembered.forget(NAMES.of(b"key"))
 
 
 @pytest.mark.parametrize("kind", [Open, AllocStore, Publish])
@@ -467,3 +478,123 @@ def test_blocks_that_were_never_asked_for_are_room_whatever_became_of_the_others
     monkeypatch.setattr(cluster, "_alloc_store", lambda *_: said)
     assert cluster.put(b"key", blocks=2).end() == [Outcome.NO_SPACE]
     assert cluster.state.shares[1].used_blocks == 0
+
+
+# --- without looking first -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def claiming(cluster: Cluster) -> Cluster:
+    """Its writer has put once, which tells it all that a put without a look-up needs."""
+    cluster.put(b"first").end()
+    return cluster
+
+
+def test_what_somebody_else_has_put_meanwhile_is_present_and_its_blocks_are_freed(claiming: Cluster) -> None:
+    claim = claiming.put(b"key").before(Claim)
+    other = claiming.writer()
+    other.identity = Identity(bytes(limits.INITIATOR_ID_BYTES), NAMES.fingerprint)
+    assert claiming.put(b"key", state=other).end() == [Outcome.STORED]
+    assert claim.take().before(Free).before(Lookup).end() == [Outcome.PRESENT]
+    assert (claiming.records_are_true(), claiming.used()) == (True, 2)
+
+
+def test_after_a_name_that_was_there_others_are_looked_up_for_a_while(claiming: Cluster) -> None:
+    assert claiming.put(b"1", b"1").end() == [Outcome.STORED, Outcome.PRESENT]
+    for _ in range(limits.CACHE_CLAIM_AFTER):
+        assert isinstance(claiming.put(b"x").step, Lookup)
+        assert claiming.put(b"x").end() == [Outcome.STORED]
+        claiming.delete(b"x")
+    assert isinstance(claiming.put(b"x").step, AllocStore)
+
+
+@pytest.mark.parametrize("blocks", [1, 4], ids=["that is known", "there is no room for"])
+def test_what_may_not_be_new_or_not_fit_is_looked_up(claiming: Cluster, blocks: int) -> None:
+    assert isinstance(claiming.put(b"first" if blocks == 1 else b"other", blocks=blocks).step, Lookup)
+    assert claiming.state.shares[1].used_blocks == claiming.used() == 1
+
+
+def test_a_record_on_a_target_that_has_gone_makes_way_for_one_that_is_claimed(claiming: Cluster) -> None:
+    gone = Record(bytes(limits.INITIATOR_ID_BYTES), 1, 0, BLOCK_BYTES, (Copy(99, (BlockRef(1, 1, 1),)),)).pack()
+    claiming.index.perform(Publish([(NAMES.of(b"key"), gone)]))
+    assert claiming.put(b"key").end() == [Outcome.STORED]
+    assert (claiming.records_are_true(), claiming.used()) == (True, 2)
+    assert claiming.state.counters.stale_records == 1
+
+
+@pytest.mark.parametrize("kind", [AllocStore, Claim])
+def test_a_session_that_is_followed_by_another_while_it_claims(claiming: Cluster, kind: type) -> None:
+    putting = claiming.put(b"key").before(kind)
+    claiming.begin(ONE)
+    claiming.state.puts_to_look_up = 1
+    assert claiming.put(b"other").end() == [Outcome.STORED]
+    assert putting.end() == [Outcome.STORED]
+    assert claiming.records_are_true()
+    assert claiming.used() == claiming.state.shares[1].used_blocks == 3
+
+
+def test_an_index_that_is_lost_while_it_is_claimed_leaks_nothing(claiming: Cluster) -> None:
+    putting = claiming.put(b"key").before(Claim)
+    claiming.index.perform(putting.step)  # its answer is lost
+    assert putting.fail().end() == [Outcome.UNAVAILABLE]
+    assert claiming.put(b"next", blocks=3).end() == [Outcome.STORED]
+    assert claiming.records_are_true()
+    assert claiming.used() == claiming.state.shares[1].used_blocks == 4
+
+
+def test_a_claim_that_is_interrupted_leaks_nothing(claiming: Cluster) -> None:
+    claiming.put(b"key").before(Claim).interrupt()
+    assert claiming.put(b"next", blocks=3).end() == [Outcome.STORED]
+    assert claiming.used() == claiming.state.shares[1].used_blocks == 4
+
+
+def test_what_is_refused_though_there_was_room_is_told_as_ever(claiming: Cluster) -> None:
+    claiming.full.add(1)
+    assert claiming.put(b"key").end() == [Outcome.NO_SPACE]
+    assert claiming.used() == claiming.state.shares[1].used_blocks == 1
+
+
+def test_a_claim_hears_of_what_others_have_deleted_and_of_a_new_life(claiming: Cluster) -> None:
+    name = NAMES.of(b"first")
+    [record] = claiming.index.perform(Discard([name]))
+    claiming.index.perform(Tell(claiming.state.owner, [gone_letter(name, record)]))
+    assert claiming.put(b"key").before(Claim).end() == [Outcome.STORED]
+    assert claiming.used() == 1
+    claiming.index.clear()
+    claiming.index.perform(Announce(ONE))
+    claiming.put(b"other").before(Claim).end()
+    assert claiming.index.perform(Lookup([NAMES.of(b"key")])).records != [None]
+
+
+# --- while the index is asked --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_what_was_loaded_while_the_index_failed_is_a_miss(cluster: Cluster, answered: bool) -> None:
+    cluster.put(b"key").end()
+    getting = cluster.get(b"key").before(Beside)
+    if answered:
+        assert isinstance(getting.step, Beside)
+        reply = IndexUnavailable("no answer"), {1: Results.of([Result(Status.SUCCESS, 1, 1, BLOCK_BYTES)])}
+        getting._next(lambda: getting._plan.send(reply))
+    else:
+        getting.fail()
+    assert (getting.step, getting.end()) == (None, [Outcome.MISS])
+    assert cluster.state.counters.index_failures == 1
+
+
+def test_what_is_remembered_and_gone_is_stale_like_any_other(cluster: Cluster) -> None:
+    cluster.put(b"key").end()
+    cluster.bound[1].clear()
+    assert cluster.get(b"key").before(Beside).take().before(Remove).end() == [Outcome.MISS]
+    assert cluster.state.counters.stale_records == 1
+    assert cluster.index.perform(Lookup([NAMES.of(b"key")])).records == [None]
+    assert isinstance(cluster.get(b"key").step, Lookup)
+
+
+def test_what_is_remembered_and_was_deleted_is_a_miss_and_not_stale(cluster: Cluster) -> None:
+    cluster.put(b"key").end()
+    cluster.index.perform(Discard([NAMES.of(b"key")]))
+    assert cluster.get(b"key").before(Beside).end() == [Outcome.MISS]
+    assert cluster.state.counters.stale_records == 0
+    assert isinstance(cluster.get(b"key").step, Lookup)

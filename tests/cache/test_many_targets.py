@@ -140,11 +140,12 @@ def test_former_lives_of_a_target_cost_a_session_each_and_no_more(
 
 def test_values_of_different_targets_do_not_share_memory(open_cache: OpenCache, targets: list[WatchedServer]) -> None:
     """Each target moves its own as it should; what is in the buffer then is not what both were told."""
-    cache = open_cache(targets=None)
-    cache.put_many(KEYS, VALUES)
-    memory = memoryview(bytearray(2 * BLOCK_BYTES))
-    into = [memory[place * 64 : place * 64 + BLOCK_BYTES] for place in range(40)]
-    items = cache.get_many_into(KEYS, into)
-    assert [item.outcome for item in items] == [Outcome.HIT] + [Outcome.INVALID] * 39
-    assert into[0] == VALUES[0]
-    assert cache.counters.corrupt_values == 0
+    writer, reader = open_cache(targets=None), open_cache(targets=None)
+    writer.put_many(KEYS, VALUES)
+    for cache in (writer, reader):  # by records that are remembered, and by others
+        memory = memoryview(bytearray(2 * BLOCK_BYTES))
+        into = [memory[place * 64 : place * 64 + BLOCK_BYTES] for place in range(40)]
+        items = cache.get_many_into(KEYS, into)
+        assert [item.outcome for item in items] == [Outcome.HIT] + [Outcome.INVALID] * 39
+        assert into[0] == VALUES[0]
+        assert cache.counters.corrupt_values == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -108,14 +109,20 @@ def test_an_operation_begun_while_closing_ends_with_the_session(serve: Serve) ->
 
 
 def test_a_cancelled_connect_leaves_nothing_behind(fake_target: FakeTargets) -> None:
+    hello_came = threading.Event()
+
     def script(target: Any) -> None:
         target.accept()
         target.receive()
+        hello_came.set()
         target.ended()
 
     async def scenario(url: str) -> None:
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(kbtp.connect_async(url), 0.1)
+        connecting = asyncio.create_task(kbtp.connect_async(url))
+        await asyncio.get_running_loop().run_in_executor(None, hello_came.wait, 10)
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
 
     asyncio.run(scenario(fake_target(script).url))
 

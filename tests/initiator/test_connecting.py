@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 import kbtp
 from kbtp.address import Address
 from kbtp.errors import ApiMisuse, ConnectionLost, DeadlineExceeded, PeerIncompatible, PeerMisbehaved
+from kbtp.initiator.connection import hello_delay_s
 from kbtp.iwarp.mpa import MpaOptions, PassiveStartup
 from kbtp.types import TerminateCause
 from kbtp.wire import ConnectionData
@@ -181,11 +183,45 @@ def test_rubbish_right_behind_the_mpa_reply(tcp_server: TcpServe, connect: Conne
 # --- the first FPDU lost -----------------------------------------------------------------------
 
 
+def test_hello_waits_on_a_second_connection(
+    tcp_server: TcpServe, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Profile 3 "A HELLO that is overlooked": it may have come too soon after the Reply; here it waits for ever."""
+    monkeypatch.setattr("kbtp.limits.HELLO_ACK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("kbtp.limits.HELLO_DELAY_S", 100.0)
+    monkeypatch.setattr("kbtp.limits.HELLO_DELAY_MAX_S", 100.0)
+    behind_the_reply: list[bytes] = []
+
+    def answer(connection: socket.socket) -> None:
+        startup = PassiveStartup(MpaOptions())
+        while startup.receive_data(connection.recv(1)) is None:
+            continue
+        reply, _ = startup.accept(ConnectionData(bytes(16)).pack(), 16, 16)
+        connection.sendall(reply)
+        octets = b""
+        with suppress(ConnectionResetError):
+            while more := connection.recv(65536):
+                octets += more
+        behind_the_reply.append(octets)
+
+    with pytest.raises(DeadlineExceeded):
+        connect(tcp_server(answer), connect_timeout_s=0.35)
+    first, second = behind_the_reply[:2]
+    assert first
+    assert not second
+
+
+@pytest.mark.parametrize(("attempt", "delay_s"), [(1, 0.0), (2, 0.1), (3, 0.4), (4, 1.6), (5, 1.6)])
+def test_how_long_hello_waits(attempt: int, delay_s: float) -> None:
+    assert hello_delay_s(attempt) == pytest.approx(delay_s)
+
+
 def test_hello_is_sent_again_on_a_new_connection(
     fake_target: FakeTargets, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Profile 3: an initiator that gets no HELLO_ACK in time retries on a new connection."""
     monkeypatch.setattr("kbtp.limits.HELLO_ACK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("kbtp.limits.HELLO_DELAY_S", 0.0)
 
     def script(target: Any) -> None:
         target.accept()

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -115,6 +115,24 @@ def test_ctrl_c_while_waiting_ends_the_session(fake_target: FakeTargets) -> None
     assert buffer == seen
     with pytest.raises(ConnectionLost, match="interrupted"):
         client.load(1000, into=buffer)
+
+
+def test_an_interruption_while_a_batch_is_looked_at_ends_the_session(serve: Serve, connect: Connect) -> None:
+    """Its first requests may be under way, and the buffers are the caller's again."""
+
+    class Interrupting:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            raise KeyboardInterrupt
+
+        def __dlpack__(self) -> NoReturn:
+            raise AssertionError
+
+    client = connect(serve().url, quota=9)
+    data = [bytes(2000)] * 8
+    with pytest.raises(KeyboardInterrupt):
+        client.alloc_store_many([*data, Interrupting()])
+    assert client.closed
+    assert all(isinstance(result.error, ConnectionLost) for result in client.alloc_store_many(data))
 
 
 class InterruptingClock:

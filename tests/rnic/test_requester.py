@@ -15,8 +15,8 @@ import pytest
 from kbtp.errors import ApiMisuse, ConnectionLost, PeerMisbehaved
 from kbtp.types import BlockRef, Opcode, RequestFlag, Status
 from kbtp.verbs.api import Access, BatchDone, RdmaWrite, Recv, Send, Sge
-from kbtp.verbs.buffers import buffer_of
-from kbtp.verbs.requester import NO_CHECKSUM, RECORD, CarryingStream, RecordStatus, Requester, RequestGrant, Unprepared
+from kbtp.verbs.buffers import RegisteredBuffer, buffer_of
+from kbtp.verbs.requester import NO_CHECKSUM, RECORD, CarryingStream, RecordStatus, Requester, RequestGrant
 from kbtp.wire import Completion, Free, Load, Store, parse_request
 
 pytestmark = pytest.mark.parametrize("rnic_name", ["native"], indirect=True)
@@ -73,9 +73,24 @@ def grant(pair: Any, **changes: Any) -> RequestGrant:
     return RequestGrant(**{**granted, **changes})
 
 
+@dataclass
+class Elsewhere:
+    """A block or a buffer that the RNIC does not understand, and what it stands for."""
+
+    meant: Any
+
+
+def prepare(
+    opcode: int, generation: object, block: object, buffer: object
+) -> tuple[BlockRef | None, RegisteredBuffer | None]:
+    if isinstance(block, Elsewhere) and isinstance(buffer, Elsewhere):
+        return block.meant, buffer.meant
+    raise ApiMisuse(f"{opcode} {generation!r} {block!r} {buffer!r} is nothing")
+
+
 def carry(pair: Any, **changes: Any) -> Requester:
     assert isinstance(pair.c, CarryingStream)
-    return pair.c.carry(grant(pair, **changes))
+    return pair.c.carry(grant(pair, **changes), prepare)
 
 
 @pytest.fixture
@@ -193,31 +208,63 @@ def test_memory_that_cannot_be_written_takes_no_load(session: Session) -> None:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "buffers"),
+    ("block", "buffer"),
     [
-        ([-1], [b"x"]), ([1 << 64], [b"x"]), (["7"], [b"x"]), ([1.0], [b"x"]), ([None], [b"x"]),
-        ([BlockRef(1, 1 << 16, 0)], [b"x"]), ([1], [None]), ([1], [object()]),
-        ([1], [np.zeros((4, 4), np.uint8)[:, 0]]), ([1], None), ([1, 2], [b"x"]),
+        (-1, b"x"), (1 << 64, b"x"), ("7", b"x"), (1.0, b"x"), (None, b"x"), (BlockRef(1, 1 << 16, 0), b"x"),
+        (1, None), (1, object()), (1, np.zeros((4, 4), np.uint8)[:, 0]),
     ],
 )  # fmt: skip
-def test_what_is_not_understood_submits_nothing(session: Session, blocks: list[Any], buffers: list[Any] | None) -> None:
-    for submit in (
-        lambda: session.requester.submit(
-            STORE, 0, ANY, [5, *blocks], None if buffers is None else [b"y", *buffers], False
-        ),
-        lambda: session.requester.run(STORE, 0, ANY, blocks, buffers, False, 1.0),
-    ):
-        with pytest.raises(Unprepared):
-            submit()
+def test_what_is_not_understood_and_means_nothing_is_not_sent(session: Session, block: Any, buffer: Any) -> None:
+    batch = session.requester.submit(STORE, 0, 9, [5, block, 6], [b"y", buffer, b"z"], False)
+    first, last = session.requests(2)
+    assert (first.handle, last.handle) == (5, 6)
+    session.answer(first)
+    session.answer(last)
+    records, misuses = session.done(batch)
+    assert records["status"].tolist() == [Status.SUCCESS, RecordStatus.MISUSED, Status.SUCCESS]
+    assert misuses == {1: f"{STORE} 9 {block!r} {buffer!r} is nothing"}
+
+    alone = session.requester.run_one(STORE, 0, 9, block, buffer, 1.0)
+    assert alone == ((RecordStatus.MISUSED, 0, 0, 0, 0), misuses[1])
+
+
+def test_a_generation_that_is_none_is_asked_about_as_it_is(session: Session) -> None:
+    octets, _, misuses = session.requester.run(STORE, 0, 1 << 16, [5], [b"y"], False, 1.0)  # type: ignore[misc]
+    assert np.frombuffer(octets, RECORD)["status"].tolist() == [RecordStatus.MISUSED]
+    assert misuses == [(0, f"{STORE} 65536 5 b'y' is nothing")]
+
+
+@pytest.mark.parametrize("buffers", [[b"x"], [b"x", b"y", b"z"]])
+def test_as_many_buffers_as_blocks(session: Session, buffers: list[bytes]) -> None:
+    with pytest.raises(ValueError, match=f"{len(buffers)} buffers for 2 blocks"):
+        session.requester.run(STORE, 0, ANY, [1, 2], buffers, False, 1.0)
     assert session.requester.take(1) is None
-    session.pair.net.settle()
-    assert session.pair.server.received(session.pair.s) == []
 
 
-def test_octets_found_elsewhere_are_stored_too(session: Session) -> None:
-    octets = session.requester.octets(buffer_of(bytearray(b"found elsewhere")))
-    session.requester.submit(STORE, 0, ANY, [1], [octets], False)
-    assert bytes(session.requests(1)[0].inline_data) == b"found elsewhere"
+def test_what_is_found_elsewhere_is_stored_too(session: Session) -> None:
+    octets = buffer_of(bytearray(b"found elsewhere"))
+    blocks = [Elsewhere(BlockRef(1, 5, 0)), 2, Elsewhere(BlockRef(3, 0, 0))]
+    session.requester.submit(STORE, 0, ANY, blocks, [Elsewhere(octets), b"here", Elsewhere(None)], False)
+    requests = session.requests(3)
+    assert [bytes(one.inline_data) for one in requests] == [b"found elsewhere", b"here", b""]
+    assert [(one.handle, one.generation) for one in requests] == [(1, 5), (2, 0), (3, 0)]
+
+
+def test_an_exception_that_is_no_misuse_is_raised_and_the_batch_ends_with_what_had_left(pair: Any) -> None:
+    def interrupted(*_: object) -> Any:
+        raise KeyboardInterrupt
+
+    session = Session(pair, pair.c.carry(grant(pair), interrupted))
+    blocks = [*range(8), Elsewhere(None)]
+    with pytest.raises(KeyboardInterrupt):
+        session.requester.submit(FREE, 0, ANY, blocks, None, False)
+    for sent in range(1, 5):
+        session.answer(session.requests(min(sent + CREDITS - 1, 4))[sent - 1])
+        session.pair.net.settle()
+    taken = session.requester.take(1)
+    assert taken is not None
+    statuses = np.frombuffer(taken[0], RECORD)["status"].tolist()
+    assert statuses == [Status.SUCCESS] * 4 + [RecordStatus.LOST] * 5
 
 
 def test_a_batch_of_nothing_is_done(session: Session) -> None:

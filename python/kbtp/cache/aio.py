@@ -17,7 +17,7 @@ from kbtp.cache.outcomes import Counters, Item, Outcome, ended, valid
 from kbtp.cache.put import put_many
 from kbtp.cache.requests import checked_s, gets_of, named_of, puts_of
 from kbtp.cache.settings import CacheSettings
-from kbtp.cache.steps import TARGET_STEPS, IndexUnavailable, ListTargets, Plan, Step
+from kbtp.cache.steps import TARGET_STEPS, Beside, IndexUnavailable, ListTargets, Plan, Step
 from kbtp.rnic import open_rnic
 from kbtp.verbs.api import Rnic
 from kbtp.verbs.buffers import buffer_of
@@ -179,8 +179,19 @@ class AsyncCache:
                 error = unavailable
 
     async def _perform(self, step: Step) -> Any:
+        if isinstance(step, Beside):
+            return await self._beside(step)
         if isinstance(step, TARGET_STEPS):
             return await self._links.perform(step)
         if isinstance(step, ListTargets) and self._settings.targets is not None:
             return await self._links.listed()
         return await self._index.perform(step)
+
+    async def _beside(self, step: Beside) -> tuple[Any, Any]:
+        replies = await asyncio.gather(
+            self._index.perform(step.index), self._links.perform(step.target), return_exceptions=True
+        )
+        for reply in replies:
+            if isinstance(reply, BaseException) and not isinstance(reply, IndexUnavailable):
+                raise reply
+        return replies[0], replies[1]

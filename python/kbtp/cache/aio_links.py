@@ -105,12 +105,9 @@ class AsyncLinks:
             client, session = link.client, link.session
             if (
                 client is not None
+                and not client.closed
                 and session is not None
-                and (client.incarnation, session.number)
-                == (
-                    incarnation,
-                    number,
-                )
+                and (client.incarnation, session.number) == (incarnation, number)
             ):
                 return self._after(link, client, await call(client, argument))
         return None

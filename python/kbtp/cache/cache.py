@@ -9,14 +9,14 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from kbtp.cache.get import get_many
-from kbtp.cache.index import Index, open_index
+from kbtp.cache.index import Index, ask, open_index
 from kbtp.cache.links import Links
 from kbtp.cache.lookups import clear, contains_many, delete_many, pin_many, unpin_many
 from kbtp.cache.outcomes import Counters, Item, Outcome, ended, valid
 from kbtp.cache.put import put_many
 from kbtp.cache.requests import checked_s, gets_of, named_of, puts_of
 from kbtp.cache.settings import CacheSettings
-from kbtp.cache.steps import TARGET_STEPS, IndexUnavailable, ListTargets, Plan, Step
+from kbtp.cache.steps import TARGET_STEPS, Beside, IndexUnavailable, ListTargets, Plan, Step
 from kbtp.rnic import open_rnic
 from kbtp.verbs.api import Rnic
 from kbtp.verbs.buffers import buffer_of
@@ -76,7 +76,8 @@ class Cache:
 
     def get_into(self, key: bytes, into: object, *, verify: bool = True) -> int | None:
         """Load the value to the start of `into`; its octets, or None for a miss, after which what `into` holds is
-        undefined. Raises `ApiMisuse` if it is too small."""
+        undefined. Raises `ApiMisuse` if it is too small. Behind a value that has made way for a shorter one since
+        this cache saw it `into` may have changed too."""
         item = valid(self.get_many_into([key], [into], verify=verify)[0])
         return item.length_bytes if item.ok else None
 
@@ -189,8 +190,22 @@ class Cache:
                 raise
 
     def _perform(self, step: Step) -> Any:
+        if isinstance(step, Beside):
+            return self._beside(step)
         if isinstance(step, TARGET_STEPS):
             return self._links.perform(step)
         if isinstance(step, ListTargets) and self._settings.targets is not None:
             return self._links.listed()
         return self._index.perform(step)
+
+    def _beside(self, step: Beside) -> tuple[Any, Any]:
+        asked = ask(self._index, step.index)
+        try:
+            reply = self._links.perform(step.target)
+        except BaseException:
+            asked.forget()
+            raise
+        try:
+            return asked.answer(), reply
+        except IndexUnavailable as unavailable:
+            return unavailable, reply

@@ -12,11 +12,12 @@ from kbtp.verbs.requester import NO_CHECKSUM
 class BlockChecksums:
     """Those that the results of a batch have."""
 
-    __slots__ = ("_checksums", "_lengths")
+    __slots__ = ("_checksums", "lengths")
 
     def __init__(self, results: Results) -> None:
-        self._checksums: list[int] = results.checksums.tolist()
-        self._lengths: list[int] = results.lengths_bytes.tolist()
+        rows = results.rows
+        self._checksums = [row[5] for row in rows]
+        self.lengths = [row[2] for row in rows]
 
     def of_value(self, at: int, end: int) -> int | None:
         """That of the value whose blocks have the results from `at` to `end`; None if one of theirs is not known."""
@@ -26,7 +27,7 @@ class BlockChecksums:
         if len(known) == 1:
             return known[0]
         value = 0
-        for block, length_bytes in zip(known, self._lengths[at:end], strict=True):
+        for block, length_bytes in zip(known, self.lengths[at:end], strict=True):
             value = joined_checksum(value, block, length_bytes)
         return value
 

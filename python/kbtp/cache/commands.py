@@ -22,6 +22,8 @@ from kbtp import limits
 from kbtp.cache.announcement import Announcement, warn_once
 from kbtp.cache.steps import (
     Announce,
+    Claim,
+    Claimed,
     Discard,
     Drain,
     Entry,
@@ -64,23 +66,9 @@ end
 return out
 """
 )
-# The same, with the time to live in ms, 0 for none, in the place of whether pins are heeded.
-_PUBLISH = """
-local out = {}
-for i = 1, #KEYS, 2 do
-    local place = (i + 1) / 2
-    local record = redis.call('GET', KEYS[i])
-    if record then out[place] = record == ARGV[place + 1] and 1 or 0
-    else
-        if ARGV[1] == '0' then redis.call('SET', KEYS[i], ARGV[place + 1])
-        else redis.call('SET', KEYS[i], ARGV[place + 1], 'PX', ARGV[1]) end
-        out[place] = 1
-    end
-end
-return out
-"""
 _STRINGS = frozenset((bytes, type(None)))
-_FIRSTS = (False, True)
+# What a client makes of "OK", and "OK" itself.
+_FIRSTS = {True: True, b"OK": True, None: False}
 _REMOVALS = (Removal.GONE, Removal.PINNED, Removal.REMOVED)
 # KEYS: record, pins; ARGV: holder, ms.
 _PIN = (
@@ -123,6 +111,8 @@ def _exchange(step: IndexStep) -> Exchange:
             return _lookup(step)
         case Publish():
             return _publish(step.entries, step.ttl_ms)
+        case Claim():
+            return _claim(step)
         case Remove():
             return _remove(step)
         case Discard():
@@ -182,17 +172,29 @@ def _lookup(step: Lookup) -> Exchange:
     for owner, letters in step.touched.items():
         commands += _mail(owner, letters)
     if step.collect is not None:
-        commands.append(("LPOP", b"kbtp:m:" + step.collect.hex().encode(), limits.CACHE_MAIL_MAX))
+        commands.append(_open_mail(step.collect))
     replies = yield commands
     records = [record for reply in replies[:looks] for record in reply[1:]]
-    life = replies[0][0]
-    if life is None:
+    life = yield from _life(replies[0][0])
+    return Looked(_octets(records, len(names)), _letters(replies[-1]) if step.collect is not None else [], life)
+
+
+def _life(said: bytes | None) -> Exchange:
+    """The life of the index, which begins if it has not yet."""
+    if said is None:
         yield [("SET", LIFE, secrets.token_bytes(8), "NX")]
-        [life] = yield [("GET", LIFE)]
-    mail = (replies[-1] or []) if step.collect is not None else []
-    if not isinstance(life, bytes):
+        [said] = yield [("GET", LIFE)]
+    if not isinstance(said, bytes):
         raise TypeError("its life is no string")
-    return Looked(_octets(records, len(names)), mail and _octets(mail, len(mail)), life)
+    return said
+
+
+def _open_mail(owner: bytes) -> Command:
+    return ("LPOP", b"kbtp:m:" + owner.hex().encode(), limits.CACHE_MAIL_MAX)
+
+
+def _letters(reply: Any) -> list[Any]:
+    return _octets(reply, len(reply)) if reply else []
 
 
 def _octets(replies: Sequence[Any], count: int) -> list[Any]:
@@ -203,30 +205,51 @@ def _octets(replies: Sequence[Any], count: int) -> list[Any]:
 
 
 def _publish(entries: Sequence[Entry], ttl_ms: int | None) -> Exchange:
-    return [_FIRSTS[number] for number in (yield from _on_each(_PUBLISH, entries, ttl_ms or 0))]
+    if not entries:
+        return []
+    return (yield from _firsts(entries, (yield _puts(entries, ttl_ms))))
+
+
+def _claim(step: Claim) -> Exchange:
+    life, mail, *replies = yield [("GET", LIFE), _open_mail(step.owner), *_puts(step.entries, step.ttl_ms)]
+    firsts = yield from _firsts(step.entries, replies)
+    return Claimed(firsts, _letters(mail), (yield from _life(life)))
+
+
+def _puts(entries: Sequence[Entry], ttl_ms: int | None) -> list[Command]:
+    ttl = () if ttl_ms is None else ("PX", ttl_ms)
+    return [("SET", record_key(name), record, "NX", *ttl) for name, record in entries]
+
+
+def _firsts(entries: Sequence[Entry], replies: Sequence[Any]) -> Exchange:
+    """Whether each was the first under its name, or is what is there: where that was done already, unanswered."""
+    firsts = [_FIRSTS[reply] for reply in replies]
+    later = [place for place, first in enumerate(firsts) if not first]
+    if later:
+        [records] = yield [("MGET", *(record_key(entries[place][0]) for place in later))]
+        for place, record in zip(later, _octets(records, len(later)), strict=True):
+            firsts[place] = record == entries[place][1]
+    return firsts
 
 
 def _remove(step: Remove) -> Exchange:
-    return [_REMOVALS[number] for number in (yield from _on_each(_REMOVE, step.entries, int(step.spare_pinned)))]
-
-
-def _on_each(script: str, entries: Sequence[Entry], argument: int) -> Exchange:
-    """One number for each entry, by a script that takes the keys of any of them, and may be run for each by itself."""
-    numbers: list[int] = []
-    for at in range(0, len(entries), limits.CACHE_LOOKUP_MAX_NAMES):
-        some = entries[at : at + limits.CACHE_LOOKUP_MAX_NAMES]
+    """By a script that takes the keys of any of them, and may be run for each by itself."""
+    removals: list[Removal] = []
+    for at in range(0, len(step.entries), limits.CACHE_LOOKUP_MAX_NAMES):
+        some = step.entries[at : at + limits.CACHE_LOOKUP_MAX_NAMES]
         keys = [key for name, _ in some for key in (record_key(name), _pins(name))]
-        [reply] = yield [("EVAL", script, len(keys), *keys, argument, *(record for _, record in some))]
+        records = (record for _, record in some)
+        [reply] = yield [("EVAL", _REMOVE, len(keys), *keys, int(step.spare_pinned), *records)]
         if len(reply) != len(some):
             raise ValueError(f"{len(reply)} answers to {len(some)} entries")
-        numbers += reply
-    return numbers
+        removals += [_REMOVALS[number] for number in reply]
+    return removals
 
 
 def _discard(names: Sequence[bytes]) -> Exchange:
     if not names:
         return []
-    replies = yield [("GETDEL", record_key(name)) for name in names] + [("DEL", _pins(name)) for name in names]
+    replies = yield [("GETDEL", record_key(name)) for name in names] + [("DEL", *map(_pins, names))]
     return _octets(replies[: len(names)], len(names))
 
 

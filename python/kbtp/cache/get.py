@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from kbtp.cache.announcement import Announcement
 from kbtp.cache.checksum import BlockChecksums
 from kbtp.cache.outcomes import MISS, Item, Outcome
 from kbtp.cache.record import Copy, Record
 from kbtp.cache.state import State, log
-from kbtp.cache.steps import IndexUnavailable, ListTargets, Load, LoadJob, Plan, Remove, TakeChecksums
+from kbtp.cache.steps import (
+    Beside,
+    IndexUnavailable,
+    ListTargets,
+    Load,
+    LoadJob,
+    Looked,
+    Plan,
+    Remove,
+    TakeChecksums,
+)
 from kbtp.cache.upkeep import announce_again
 from kbtp.errors import ApiMisuse
 from kbtp.initiator.batches import Results
@@ -39,8 +50,10 @@ class Get:
     def pieces(self) -> list[memoryview]:
         record = self.record
         assert record is not None
-        step = record.block_bytes
-        return [self.view[at : min(at + step, record.length_bytes)] for at in range(0, record.length_bytes, step)]
+        step, length_bytes = record.block_bytes, record.length_bytes
+        if length_bytes <= step:
+            return [self.view if len(self.view) == length_bytes else self.view[:length_bytes]]
+        return [self.view[at : min(at + step, length_bytes)] for at in range(0, length_bytes, step)]
 
     def hit(self) -> None:
         assert self.record is not None
@@ -50,17 +63,18 @@ class Get:
 def get_many(state: State, gets: Sequence[Get], *, verify: bool, now_s: float) -> Plan[None]:
     """Every one of `gets` has its `item` when this is done."""
     try:
-        yield from _look_up(state, [get for get in gets if get.item is None], now_s)
+        wanted = [get for get in gets if get.item is None]
+        if not _are_remembered(state, wanted):
+            yield from _look_up(state, wanted, now_s)
+        else:
+            yield from _load_beside(state, wanted, verify, now_s)
         while wanted := [get for get in gets if get.item is None]:
             yield from _load(state, wanted, verify)
     finally:
         for get in gets:
             get.item = get.item or MISS
             state.counters.misses += get.item.outcome is Outcome.MISS
-    hits = [get for get in gets if get.item is not None and get.item.outcome is Outcome.HIT]
-    state.counters.hits += len(hits)
-    state.counters.bytes_loaded += sum(get.item.length_bytes for get in hits if get.item is not None)
-    state.used([get.name for get in hits], [get.record.owner for get in hits if get.record is not None])
+    _count(state, gets)
     try:
         yield from _remove_stale(state, gets)
         if state.must_announce:
@@ -69,19 +83,102 @@ def get_many(state: State, gets: Sequence[Get], *, verify: bool, now_s: float) -
         state.index_failed(error)
 
 
+def _count(state: State, gets: Sequence[Get]) -> None:
+    names, owners = [], []
+    for get in gets:
+        if get.item is not None and get.item.outcome is Outcome.HIT and get.record is not None:
+            names.append(get.name)
+            owners.append(get.record.owner)
+            state.counters.bytes_loaded += get.record.length_bytes
+            state.remembered.keep(get.name, get.octets, get.record)
+    state.counters.hits += len(names)
+    state.used(names, owners)
+
+
 def _look_up(state: State, gets: Sequence[Get], now_s: float) -> Plan[None]:
     if not gets:
         return
     try:
         looked = yield state.lookup([get.name for get in gets])
-        state.saw_life(looked.life)
-        for get, octets in zip(gets, looked.records, strict=True):
-            if octets is not None:
-                get.octets, get.record = octets, state.parsed(octets)
-        if state.targets_are_old(now_s) and _unknown(state, gets):
-            state.saw_targets((yield ListTargets()), now_s)
+        yield from _saw(state, gets, looked, now_s)
     except IndexUnavailable as error:
         state.index_failed(error)
+    _prepare_all(state, gets)
+
+
+def _saw(state: State, gets: Sequence[Get], looked: Looked, now_s: float) -> Plan[None]:
+    """Raises `IndexUnavailable`."""
+    state.saw_life(looked.life)
+    for get, octets in zip(gets, looked.records, strict=True):
+        known = state.remembered.get(get.name)
+        if octets is not None and known is not None and known[0] == octets:
+            get.octets, get.record, _ = known
+            continue
+        state.remembered.forget(get.name)
+        if octets is not None:
+            get.octets, get.record = octets, state.parsed(octets)
+    if state.targets_are_old(now_s) and _unknown(state, gets):
+        state.saw_targets((yield ListTargets()), now_s)
+
+
+# --- while the index is asked --------------------------------------------------------------------
+
+
+def _are_remembered(state: State, gets: Sequence[Get]) -> bool:
+    """Whether the blocks of all are known from before, on targets that are. If not `gets` are as they were."""
+    for get in gets:
+        known = state.remembered.get(get.name)
+        if known is None:
+            break
+        get.octets, get.record, _ = known
+        _prepare(state, get)
+        if get.item is not None:
+            break
+    else:
+        _refuse_overlaps(gets)
+        if gets and all(get.item is None for get in gets):
+            return True
+    for get in gets:
+        _forget(get)
+    return False
+
+
+def _forget(get: Get) -> None:
+    get.item, get.octets, get.record, get.copies, get.stale = None, b"", None, [], False
+
+
+def _load_beside(state: State, gets: Sequence[Get], verify: bool, now_s: float) -> Plan[None]:
+    """Load by what is remembered while the index is asked.
+
+    What came counts only if each record in the index is the remembered one, octet for octet. If not, all of `gets` are
+    as if they had been looked up and nothing else.
+    """
+    jobs, load = _jobs(gets, verify)
+    looked: Looked | IndexUnavailable
+    replies: Mapping[int, Results | None] = {}
+    try:
+        looked, replies = yield Beside(state.lookup([get.name for get in gets]), load)
+    except IndexUnavailable as error:
+        looked = error
+    if isinstance(looked, Looked) and looked.records == [get.octets for get in gets]:
+        state.saw_life(looked.life)
+        yield from _loaded(state, gets, jobs, replies, verify)
+        return
+    for get in gets:
+        _forget(get)
+    try:
+        if isinstance(looked, IndexUnavailable):
+            raise looked
+        yield from _saw(state, gets, looked, now_s)
+    except IndexUnavailable as error:
+        state.index_failed(error)
+    _prepare_all(state, gets)
+
+
+# --- what was looked up --------------------------------------------------------------------------
+
+
+def _prepare_all(state: State, gets: Sequence[Get]) -> None:
     for get in gets:
         _prepare(state, get)
     _refuse_overlaps([get for get in gets if get.item is None])
@@ -127,23 +224,34 @@ def _refuse_overlaps(gets: Sequence[Get]) -> None:
             get.item = Item(Outcome.INVALID, error=error)
 
 
+_Jobs: TypeAlias = dict[Announcement, list[tuple[Get, Copy]]]
+
+
 def _load(state: State, gets: Sequence[Get], verify: bool) -> Plan[None]:
     """Try the next copy of each. One that is not whole then has another copy to try, or is a miss."""
-    jobs: dict[Announcement, list[tuple[Get, Copy]]] = {}
+    jobs, load = _jobs(gets, verify)
+    yield from _loaded(state, gets, jobs, (yield load), verify)
+
+
+def _jobs(gets: Sequence[Get], verify: bool) -> tuple[_Jobs, Load]:
+    jobs: _Jobs = {}
     for get in gets:
         target, copy = get.copies.pop(0)
         jobs.setdefault(target, []).append((get, copy))
-    replies = yield Load(
-        {
-            target.incarnation: LoadJob(
-                target,
-                [ref for _, copy in tried for ref in copy.refs],
-                [piece for get, _ in tried for piece in get.pieces()],
-            )
-            for target, tried in jobs.items()
-        },
-        verify,
-    )
+    load = {
+        target.incarnation: LoadJob(
+            target,
+            [ref for _, copy in tried for ref in copy.refs],
+            [piece for get, _ in tried for piece in get.pieces()],
+        )
+        for target, tried in jobs.items()
+    }
+    return jobs, Load(load, verify)
+
+
+def _loaded(
+    state: State, gets: Sequence[Get], jobs: _Jobs, replies: Mapping[int, Results | None], verify: bool
+) -> Plan[None]:
     whole: list[tuple[Get, int | None]] = []
     for target, tried in jobs.items():
         results: Results | None = replies[target.incarnation]
@@ -164,11 +272,10 @@ def _load(state: State, gets: Sequence[Get], verify: bool) -> Plan[None]:
 def _whole(state: State, tried: Sequence[tuple[Get, Copy]], results: Results) -> Iterator[tuple[Get, int | None]]:
     """Those of which each block came as recorded, with the checksum of the value if it is known."""
     blocks = BlockChecksums(results)
-    lengths = results.lengths_bytes.tolist()
     at = 0
     for get, copy in tried:
         end = at + len(copy.refs)
-        as_recorded = results.ok and lengths[at:end] == [ref.length_bytes for ref in copy.refs]
+        as_recorded = results.ok and blocks.lengths[at:end] == [ref.length_bytes for ref in copy.refs]
         if as_recorded or _is_whole(state, get, copy, results[at:end]):
             yield get, blocks.of_value(at, end)
         at = end

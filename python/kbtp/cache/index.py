@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from kbtp.address import SCHEME, Address
@@ -19,6 +20,35 @@ class Index(Protocol):
         """The reply that the step's class tells of. Raises `IndexUnavailable`."""
 
     def close(self) -> None: ...
+
+
+class Asked(Protocol):
+    """A step that is on its way."""
+
+    def answer(self) -> Any:
+        """The reply that the step's class tells of. Raises `IndexUnavailable`."""
+
+    def forget(self) -> None:
+        """Instead of `answer`: nobody waits for it."""
+
+
+class Answered:
+    """One that was waited for."""
+
+    def __init__(self, reply: Any) -> None:
+        self._reply = reply
+
+    def answer(self) -> Any:
+        return self._reply
+
+    def forget(self) -> None:
+        """It has left nothing behind."""
+
+
+def ask(index: Index, step: IndexStep) -> Asked:
+    """As `Index.perform`, but for the wait where `index` can do without. Raises `IndexUnavailable`."""
+    asking: Callable[[IndexStep], Asked] | None = getattr(index, "ask", None)
+    return Answered(index.perform(step)) if asking is None else asking(step)
 
 
 class AsyncIndex(Protocol):

@@ -30,6 +30,8 @@ class Names:
 
     def of(self, key: object) -> bytes:
         """Raises `ApiMisuse` for what is no key: not octets, none, or too many."""
+        if type(key) is bytes and 1 <= len(key) <= CACHE_KEY_MAX_BYTES:
+            return self._of(key)
         try:
             octets = memoryview(key).cast("B")  # type: ignore[arg-type]
         except TypeError:
@@ -38,6 +40,9 @@ class Names:
             raise ApiMisuse(f"a key is octets (bytes); a {type(key).__name__} cannot be had: {error}") from None
         if not 1 <= octets.nbytes <= CACHE_KEY_MAX_BYTES:
             raise ApiMisuse(f"key of {octets.nbytes} octets: 1 to {CACHE_KEY_MAX_BYTES} are possible")
+        return self._of(octets)
+
+    def _of(self, octets: bytes | memoryview) -> bytes:
         hashed = self._hash.copy()
         hashed.update(octets)
         return self.fingerprint + b":{" + binascii.b2a_base64(hashed.digest(), newline=False) + b"}"

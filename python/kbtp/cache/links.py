@@ -187,14 +187,15 @@ class Links:
     def _sessions(self, incarnation: int, number: int) -> list[tuple[Link, Client]]:
         """That one session, if it is the one there is."""
         with self._lock:
-            links = [(link, link.client, link.session) for link in self._links.values()]
-        return [
-            (link, client)
-            for link, client, session in links
-            if client is not None
-            and session is not None
-            and (client.incarnation, session.number) == (incarnation, number)
-        ]
+            links = list(self._links.values())
+        found = []
+        for link in links:
+            client, session = link.client, link.session
+            if client is None or session is None or session.number != number or client.closed:
+                continue
+            if client.incarnation == incarnation:
+                found.append((link, client))
+        return found
 
     def _run(self, link: Link, client: Client, call: Callable[[], Results]) -> Results:
         results = call()
@@ -205,6 +206,9 @@ class Links:
     # --- sessions ------------------------------------------------------------------------------
 
     def _link(self, url: str) -> Link:
+        link = self._links.get(url)
+        if link is not None:
+            return link
         with self._lock:
             return self._links.setdefault(url, Link(url))
 
@@ -218,6 +222,8 @@ class Links:
     def _with(self, link: Link, target: Announcement) -> Client | None:
         """A session with this very life of the target: one with an earlier life need not have noticed its end yet."""
         client = self._opened(link)
+        if client is not None and client.incarnation == target.incarnation:
+            return client
         if client is not None and target.incarnation not in (client.incarnation, *link.not_there):
             client.close()
             client = self._opened(link)

@@ -80,11 +80,11 @@ def _gone(state: State, entries: Sequence[Entry]) -> Plan[None]:
     """Have the blocks of these freed, whose records are removed: by their owners, where those are others."""
     letters: dict[bytes, list[bytes]] = {}
     for name, octets in entries:
+        if state.lost(name, octets):
+            continue
         record = state.parsed(octets)
         if record is not None and record.owner != state.owner:
             letters.setdefault(record.owner, []).append(gone_letter(name, octets))
-        else:
-            state.lost(name, octets)
     for owner, told in letters.items():
         yield Tell(owner, told)
     yield from free_orphans(state)

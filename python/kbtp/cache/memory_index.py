@@ -5,15 +5,18 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kbtp import limits
 from kbtp.cache.announcement import Announcement
 from kbtp.cache.steps import (
     Announce,
+    Claim,
+    Claimed,
     Discard,
     Drain,
+    Entry,
     IndexStep,
     ListTargets,
     Looked,
@@ -58,8 +61,10 @@ class MemoryIndex:
             case Lookup():
                 return self._lookup(step)
             case Publish():
-                expires_at_s = None if step.ttl_ms is None else self._now_s() + step.ttl_ms / 1000
-                return [self._publish(name, record, expires_at_s) for name, record in step.entries]
+                return self._publish(step.entries, step.ttl_ms)
+            case Claim():
+                firsts = self._publish(step.entries, step.ttl_ms)
+                return Claimed(firsts, list(self._mail.pop(step.owner, ())), self._life)
             case Remove():
                 return [self._remove(name, record, step.spare_pinned) for name, record in step.entries]
             case Discard():
@@ -107,11 +112,15 @@ class MemoryIndex:
             return None
         return record
 
-    def _publish(self, name: bytes, record: bytes, expires_at_s: float | None) -> bool:
-        present = self._get(name)
-        if present is None:
-            self._records[name] = record, expires_at_s
-        return present is None or present == record
+    def _publish(self, entries: Sequence[Entry], ttl_ms: int | None) -> list[bool]:
+        expires_at_s = None if ttl_ms is None else self._now_s() + ttl_ms / 1000
+        firsts = []
+        for name, record in entries:
+            present = self._get(name)
+            if present is None:
+                self._records[name] = record, expires_at_s
+            firsts.append(present is None or present == record)
+        return firsts
 
     def _remove(self, name: bytes, record: bytes, spare_pinned: bool) -> Removal:
         if self._get(name) != record:

@@ -13,7 +13,10 @@ _DRAW_BITS = 64
 
 def placement(name: bytes, targets: Iterable[Announcement]) -> list[Announcement]:
     """All of `targets`, the one that `name` belongs on first; a pool of twice as many octets draws twice as often."""
-    return sorted(targets, key=lambda target: (_score(name, target), target.incarnation))
+    known = list(targets)
+    if len(known) <= 1:
+        return known
+    return sorted(known, key=lambda target: (_score(name, target), target.incarnation))
 
 
 def _score(name: bytes, target: Announcement) -> float:

@@ -12,12 +12,12 @@ from kbtp.cache.placement import placement
 from kbtp.cache.record import Copy, Record
 from kbtp.cache.share import Held, Share
 from kbtp.cache.state import State
-from kbtp.cache.steps import AllocStore, Entry, IndexUnavailable, Plan, Publish, Remove, TakeChecksums
-from kbtp.cache.upkeep import free_orphans, keep_up, make_room, open_shares, remove_unsure
+from kbtp.cache.steps import AllocStore, Claim, Claimed, Entry, IndexUnavailable, Plan, Publish, Remove, TakeChecksums
+from kbtp.cache.upkeep import announce_again, free_orphans, keep_up, make_room, open_shares, remove_unsure
 from kbtp.errors import ApiMisuse
 from kbtp.initiator.batches import Results
 from kbtp.initiator.operations import Result
-from kbtp.limits import CACHE_RECORD_MAX_BLOCKS
+from kbtp.limits import CACHE_CLAIM_MAX_BYTES, CACHE_RECORD_MAX_BLOCKS
 from kbtp.types import BlockRef, Status
 
 
@@ -38,8 +38,12 @@ class Put:
     checksum: int | None = None
     """CRC32c of the octets that were sent, or of `view`."""
     record: bytes = b""
+    said: Record | None = None
+    """What `record` says."""
 
     def pieces(self, block_bytes: int) -> list[memoryview]:
+        if len(self.view) <= block_bytes:
+            return [self.view] if self.view else []
         return [self.view[at : at + block_bytes] for at in range(0, len(self.view), block_bytes)]
 
 
@@ -52,8 +56,11 @@ class PutOptions:
 def put_many(state: State, puts: Sequence[Put], options: PutOptions, now_s: float) -> Plan[None]:
     """Every one of `puts` has its `item` when this is done."""
     try:
-        yield from _look_up(state, [put for put in puts if put.item is None], now_s)
-        yield from _put(state, puts, options, now_s)
+        if _is_reserved(state, [put for put in puts if put.item is None], options, now_s):
+            yield from _claim(state, [put for put in puts if put.item is None], options, now_s)
+        if any(put.item is None for put in puts):
+            yield from _look_up(state, [put for put in puts if put.item is None], now_s)
+            yield from _put(state, puts, options, now_s)
     except IndexUnavailable as error:
         state.index_failed(error)
     finally:
@@ -74,6 +81,59 @@ def _count(state: State, puts: Sequence[Put]) -> None:
     counters.bytes_stored += sum(len(p.view) for p in puts if p.item is not None and p.item.outcome is Outcome.STORED)
 
 
+# --- without looking first -----------------------------------------------------------------------
+
+
+def _is_reserved(state: State, puts: Sequence[Put], options: PutOptions, now_s: float) -> bool:
+    """Reserve blocks for all of `puts` if they are likely to be new and there is room already."""
+    octets = sum(len(put.view) for put in puts)
+    if not puts or octets > CACHE_CLAIM_MAX_BYTES or not state.may_claim([put.name for put in puts], now_s):
+        return False
+    targets = [target for target in state.targets.values() if not target.draining]
+    wanted: dict[Share, int] = {}
+    known: dict[tuple[int, ...], list[Share]] = {}
+    placed: list[list[Share]] = []
+    for put in puts:
+        chosen = tuple([one.incarnation for one in placement(put.name, targets)[: options.copies]])
+        shares = known.get(chosen)
+        if shares is None:
+            shares = known[chosen] = [share for one in chosen if (share := state.shares.get(one)) and share.settled]
+            if len({share.block_bytes for share in shares}) != 1 or len(shares) < len(chosen):
+                return False
+        placed.append(shares)
+        blocks = _blocks(put, shares[0])
+        if not 0 < blocks < CACHE_RECORD_MAX_BLOCKS:
+            return False
+        for share in shares:
+            wanted[share] = wanted.get(share, 0) + blocks
+    if any(blocks > share.room_blocks for share, blocks in wanted.items()):
+        return False
+    for share, blocks in wanted.items():
+        share.reserve(blocks)
+    for put, shares in zip(puts, placed, strict=True):
+        put.shares, put.sessions = shares, {share: share.number for share in shares}
+    return True
+
+
+def _claim(state: State, puts: Sequence[Put], options: PutOptions, now_s: float) -> Plan[None]:
+    """Store and publish `puts`. Where that is not done, or somebody was first, they are to be looked up."""
+    yield from _store(state, puts)
+    stored = [put for put in puts if put.refs]
+    if stored:
+        yield from _publish(state, stored, options, now_s, claim=True)
+    for put in puts:
+        if put.item is not None and put.item.outcome in (Outcome.STORED, Outcome.INVALID):
+            continue
+        state.looked_before_put(False)
+        put.item, put.checksum, put.record, put.said = None, None, b"", None
+        put.shares, put.sessions, put.refs = [], {}, {}
+    if state.must_announce:
+        yield from announce_again(state, now_s)
+
+
+# --- looking first -------------------------------------------------------------------------------
+
+
 def _look_up(state: State, puts: Sequence[Put], now_s: float) -> Plan[None]:
     """Tell those that are there already; a record of targets that are not there any more, or are left, makes way."""
     yield from remove_unsure(state)
@@ -81,6 +141,7 @@ def _look_up(state: State, puts: Sequence[Put], now_s: float) -> Plan[None]:
     state.saw_life(looked.life)
     state.read_mail(looked.mail)
     yield from keep_up(state, now_s)
+    state.looked_before_put(not any(looked.records))
     gone: list[Entry] = []
     for put, octets in zip(puts, looked.records, strict=True):
         if octets is None:
@@ -222,7 +283,9 @@ def _look_at(put: Put, share: Share, results: Sequence[Result]) -> Item | None:
     return NO_SPACE if failed.status is Status.NO_SPACE else None
 
 
-def _publish(state: State, puts: Sequence[Put], options: PutOptions, now_s: float) -> Plan[None]:
+def _publish(
+    state: State, puts: Sequence[Put], options: PutOptions, now_s: float, *, claim: bool = False
+) -> Plan[None]:
     try:
         unknown = [put for put in puts if put.checksum is None]
         if unknown:
@@ -231,11 +294,19 @@ def _publish(state: State, puts: Sequence[Put], options: PutOptions, now_s: floa
                 put.checksum = checksum
         for put in puts:
             assert put.checksum is not None
-            copies = tuple(Copy(share.incarnation, refs) for share, refs in put.refs.items())
+            copies = tuple([Copy(share.incarnation, refs) for share, refs in put.refs.items()])
             block_bytes = put.shares[0].block_bytes if put.shares else 1
-            put.record = Record(state.owner, len(put.view), put.checksum, block_bytes, copies).pack()
+            put.said = Record(state.owner, len(put.view), put.checksum, block_bytes, copies)
+            put.record = put.said.pack()
         ttl_ms = None if options.ttl_s is None else max(1, round(options.ttl_s * 1000))
-        won = yield Publish([(put.name, put.record) for put in puts], ttl_ms)
+        entries = [(put.name, put.record) for put in puts]
+        if claim:
+            claimed: Claimed = yield Claim(entries, state.owner, ttl_ms)
+            state.saw_life(claimed.life)
+            state.read_mail(claimed.mail)
+            won = claimed.firsts
+        else:
+            won = yield Publish(entries, ttl_ms)
     except BaseException:
         state.unsure += [(put.name, put.record) for put in puts if put.record]
         _give_up(puts)  # published or not: without its blocks the record is stale, and so a miss
@@ -257,6 +328,8 @@ def _publish(state: State, puts: Sequence[Put], options: PutOptions, now_s: floa
             for share, refs in put.refs.items():
                 share.drop(put.name)  # what was there before has lost its record, else this one had not been first
                 share.hold(put.name, Held(put.record, refs, expires_at_s))
+            if put.said is not None:
+                state.remembered.keep(put.name, put.record, put.said)
     state.unsure += [(put.name, put.record) for put in lost]
     yield from remove_unsure(state)
     yield from free_orphans(state)

@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kbtp.limits import BLOCK_SIZE_MAX_BYTES, CACHE_COPIES_MAX, CACHE_RECORD_MAX_BLOCKS, INITIATOR_ID_BYTES
 from kbtp.types import BlockRef
@@ -23,22 +23,22 @@ _VERSION = 1
 _HEAD = struct.Struct(f">BB{INITIATOR_ID_BYTES}sQII")
 _INCARNATION = struct.Struct(">Q")
 _BLOCK = struct.Struct(">QH")
+_SMALL = struct.Struct(">QQH")
+"""A copy of one block."""
 
 
 class BadRecord(ValueError):
     """Octets that are not a record this version can read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(NamedTuple):
     """The blocks of a value on one target, in order."""
 
     incarnation: int
     refs: tuple[BlockRef, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """A value whose blocks are all sealed."""
 
     owner: bytes
@@ -47,11 +47,17 @@ class Record:
     block_bytes: int
     copies: tuple[Copy, ...]
 
+    @property
+    def block_count(self) -> int:
+        """Of each copy."""
+        return -(-self.length_bytes // self.block_bytes)
+
     def pack(self) -> bytes:
-        parts = [_HEAD.pack(_VERSION, len(self.copies), self.owner, self.length_bytes, self.checksum, self.block_bytes)]
-        for copy in self.copies:
-            parts.append(_INCARNATION.pack(copy.incarnation))
-            parts += [_BLOCK.pack(ref.handle, ref.generation) for ref in copy.refs]
+        owner, length_bytes, checksum, block_bytes, copies = self
+        parts = [_HEAD.pack(_VERSION, len(copies), owner, length_bytes, checksum, block_bytes)]
+        for incarnation, refs in copies:
+            parts.append(_INCARNATION.pack(incarnation))
+            parts += [_BLOCK.pack(ref.handle, ref.generation) for ref in refs]
         return b"".join(parts)
 
     @classmethod
@@ -68,6 +74,10 @@ class Record:
         copy_bytes = _INCARNATION.size + len(lengths) * _BLOCK.size
         if len(octets) != _HEAD.size + copy_count * copy_bytes or bool(copy_count) != bool(lengths):
             raise BadRecord(f"record of {len(octets)} octets for {copy_count} copies of {len(lengths)} blocks")
+        if copy_count == len(lengths) == 1:  # as most are
+            incarnation, handle, generation = _SMALL.unpack_from(octets, _HEAD.size)
+            copy = Copy(incarnation, (BlockRef(handle, generation, length_bytes),))
+            return cls(owner, length_bytes, checksum, block_bytes, (copy,))
         copies = []
         for at in range(_HEAD.size, len(octets), copy_bytes):
             (incarnation,) = _INCARNATION.unpack_from(octets, at)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from kbtp.atomics import MASK64
 from kbtp.cache.eviction import Policy
@@ -12,8 +12,7 @@ from kbtp.cache.steps import Session
 from kbtp.types import BlockRef, Handle
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(NamedTuple):
     """A value of ours that was published."""
 
     record: bytes

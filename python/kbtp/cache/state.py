@@ -13,6 +13,7 @@ from kbtp.cache.announcement import Announcement
 from kbtp.cache.eviction import policy_named
 from kbtp.cache.outcomes import Counters
 from kbtp.cache.record import BadRecord, Record
+from kbtp.cache.remembered import Remembered
 from kbtp.cache.share import Share
 from kbtp.cache.steps import Entry, IndexUnavailable, Lookup
 
@@ -45,6 +46,9 @@ class State:
         """The index has lost our records."""
         self.unsure: list[Entry] = []
         """Records that were given up though they may have been published."""
+        self.remembered = Remembered()
+        self.puts_to_look_up = 0
+        """How many more have to be of new names before one is stored without looking first."""
         self._index_is_away = False
         self._eviction = eviction
         self._mail: dict[bytes, dict[bytes, None]] = {}
@@ -101,6 +105,21 @@ class State:
             self.swept_at_s = now_s
         return due
 
+    def looked_before_put(self, were_new: bool) -> None:
+        self.puts_to_look_up = max(0, self.puts_to_look_up - 1) if were_new else limits.CACHE_CLAIM_AFTER
+
+    def may_claim(self, names: Iterable[bytes], now_s: float) -> bool:
+        """Whether a put of `names` need not look first: they are new as far as can be told, and nothing else is due."""
+        return (
+            not self.puts_to_look_up
+            and not self.unsure
+            and not self.must_announce
+            and not self.targets_are_old(now_s)
+            and self.swept_at_s is not None
+            and now_s - self.swept_at_s < limits.CACHE_SWEEP_S
+            and not any(name in self.remembered for name in names)
+        )
+
     # --- targets -------------------------------------------------------------------------------
 
     def targets_are_old(self, now_s: float) -> bool:
@@ -143,12 +162,16 @@ class State:
                 elif not gone:
                     share.used(name)
 
-    def lost(self, name: bytes, record: bytes) -> None:
-        """This record is gone: if it was ours, its blocks are to be freed, all copies of them."""
+    def lost(self, name: bytes, record: bytes) -> bool:
+        """This record is gone: if it was ours, its blocks are to be freed, all copies of them. Whether it was."""
+        self.remembered.forget(name)
+        was_ours = False
         for share in self.shares.values():
             held = share.get(name)
             if held is not None and held.record == record:
                 share.drop(name)
+                was_ours = True
+        return was_ours
 
 
 GONE = b" gone "

@@ -55,6 +55,22 @@ class Publish:
     ttl_ms: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """As `Publish`, of names that nobody has looked up; asks in the same round trip what others have told `owner`."""
+
+    entries: Sequence[Entry]
+    owner: bytes
+    ttl_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    firsts: list[bool]
+    mail: list[bytes]
+    life: bytes
+
+
 class Removal(Enum):
     REMOVED = "removed"
     GONE = "gone"  # another record is there, or none
@@ -131,7 +147,7 @@ class ListTargets:
 
 
 IndexStep: TypeAlias = (
-    Lookup | Publish | Remove | Discard | Pin | Unpin | Scan | Tell | Announce | Withdraw | Drain | ListTargets
+    Lookup | Publish | Claim | Remove | Discard | Pin | Unpin | Scan | Tell | Announce | Withdraw | Drain | ListTargets
 )
 
 
@@ -204,9 +220,21 @@ class Free:
     jobs: Mapping[int, tuple[int, Sequence[BlockRef | Handle]]]
 
 
+# --- both at once --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A step of the index, and one of targets while it is on its way: the replies of both. Instead of the index's there
+    may be the `IndexUnavailable`; where it is raised, the targets have not been asked."""
+
+    index: Lookup
+    target: Load
+
+
 TARGET_STEPS = (Open, Load, AllocStore, TakeChecksums, Free)
 TargetStep: TypeAlias = Open | Load | AllocStore | TakeChecksums | Free
-Step: TypeAlias = IndexStep | TargetStep
+Step: TypeAlias = IndexStep | TargetStep | Beside
 
 _T = TypeVar("_T")
 Plan: TypeAlias = Generator[Step, Any, _T]

@@ -255,7 +255,8 @@ def _free(share: Share, blocks: Sequence[BlockRef | Handle]) -> Plan[Results | N
     replies = yield Free({share.incarnation: (number, blocks)})
     results: Results | None = replies[share.incarnation]
     if results is not None:
-        share.release(sum(1 for result in results if result.status in _NOT_OURS_ANY_MORE), number)
+        gone = len(blocks) if results.ok else sum(1 for one in results if one.status in _NOT_OURS_ANY_MORE)
+        share.release(gone, number)
     return results
 
 

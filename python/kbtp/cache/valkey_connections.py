@@ -28,7 +28,8 @@ def begin(timeout_s: float) -> None:
     _deadline.at_s = time.monotonic() + timeout_s
 
 
-def _left_s() -> float:
+def left_s() -> float:
+    """Raises `TimeoutError`."""
     left_s = _deadline.at_s - time.monotonic()
     if left_s <= 0:
         raise TimeoutError("the deadline has passed")
@@ -39,7 +40,7 @@ class _Socket:
     """None of its calls goes beyond the deadline: `socket_timeout` counts for each `recv` alone."""
 
     def __init__(self, socket: Any) -> None:
-        self._socket = socket
+        self.raw = self._socket = socket
         self._timeout_s: float | None = socket.gettimeout()
         self._set_s = self._timeout_s
         self._recv_into = socket.recv_into
@@ -74,8 +75,7 @@ class _Socket:
     def _limit(self) -> None:
         limit_s = self._timeout_s
         if limit_s != 0:  # else it does not wait
-            left_s = _left_s()
-            limit_s = left_s if limit_s is None else min(left_s, limit_s)
+            limit_s = left_s() if limit_s is None else min(left_s(), limit_s)
         if limit_s != self._set_s:
             self._set_s = limit_s
             self._socket.settimeout(limit_s)
@@ -87,7 +87,7 @@ def _spin_s() -> float:
     return int(wanted) / 1e6 if wanted.isdigit() and (os.cpu_count() or 1) > 1 else 0.0
 
 
-_SPIN_S = _spin_s()
+SPIN_S = _spin_s()
 
 
 class _Timely:
@@ -121,7 +121,7 @@ class _Timely:
         return super().pack_commands(commands)  # type: ignore[misc]
 
     def read_response(self, *arguments: Any, **options: Any) -> Any:
-        until_s = time.perf_counter() + _SPIN_S
+        until_s = time.perf_counter() + SPIN_S
         while not self.can_read(0) and time.perf_counter() < until_s:  # type: ignore[attr-defined]
             pass
         try:
@@ -132,9 +132,14 @@ class _Timely:
         self._owed -= 1
         return response
 
+    @property
+    def socket(self) -> Any:
+        """For who has no use for the rest of it any more."""
+        return self._sock.raw
+
     def _connect(self) -> _Socket:
         wanted_s = self.socket_connect_timeout
-        self.socket_connect_timeout = min(_left_s(), math.inf if wanted_s is None else wanted_s)
+        self.socket_connect_timeout = min(left_s(), math.inf if wanted_s is None else wanted_s)
         try:
             return _Socket(super()._connect())  # type: ignore[misc]
         finally:

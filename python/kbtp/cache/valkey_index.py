@@ -13,8 +13,9 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import valkey
@@ -29,8 +30,10 @@ from valkey.connection import parse_url
 from kbtp import limits
 from kbtp.cache.backoff import Backoff
 from kbtp.cache.commands import Command, exchange
+from kbtp.cache.index import Answered, Asked
 from kbtp.cache.steps import IndexStep, IndexUnavailable
-from kbtp.cache.valkey_connections import BY_SCHEME, Connection, Pool, SentinelConnection, begin
+from kbtp.cache.valkey_connections import BY_SCHEME, Connection, Pool, SentinelConnection, begin, left_s
+from kbtp.cache.valkey_wire import Dialogue, Wires
 from kbtp.errors import ApiMisuse
 
 _SENTINEL_PORT = 26379
@@ -39,6 +42,7 @@ _SCHEMES = ("valkey", "valkeys", "redis", "rediss", "unix")
 _ALONE_IN_CLUSTER = frozenset(("MGET", "SCAN"))
 # The last is what Python says of a host that can be no name.
 _FAILURES = (valkey.ValkeyError, valkey.exceptions.ValkeyClusterException, OSError, UnicodeError)
+_T = TypeVar("_T")
 
 
 class _Opened:
@@ -94,6 +98,8 @@ class _Guard:
         self._why = ""
 
     def check(self) -> None:
+        if not self._why:
+            return
         with self._lock:
             if not self._backoff.may_try(time.monotonic()):
                 raise IndexUnavailable(f"it is not asked again yet ({self._why})")
@@ -105,8 +111,10 @@ class _Guard:
         return IndexUnavailable(self._why)
 
     def worked(self) -> None:
-        with self._lock:
-            self._backoff.worked()
+        if self._why:
+            with self._lock:
+                self._why = ""
+                self._backoff.worked()
 
 
 class ValkeyIndex:
@@ -116,22 +124,24 @@ class ValkeyIndex:
         self._opened = _Opened(url, timeout_s)
         self._guard = _Guard()
         self._client: Any = None
+        self._wires: Wires | None = None
         self._sentinels: list[Any] = []
 
     def perform(self, step: IndexStep) -> Any:
+        return self.ask(step).answer()
+
+    def ask(self, step: IndexStep) -> Asked:
+        """As `perform`, but for the wait. A client for a cluster waits all the same."""
         self._guard.check()
-        try:
-            begin(self._opened.timeout_s)
-            try:
-                reply = self._perform(step)
-            except valkey.ConnectionError:  # one that the server has closed meanwhile: every step may be done twice
-                reply = self._perform(step)
-        except _FAILURES as error:
-            raise self._guard.failed(error) from error
+        if self._opened.kind != "cluster":
+            return _Asked(self, step)
+        reply = self.in_time(self._opened.timeout_s, partial(self._perform_in_cluster, step))
         self._guard.worked()
-        return reply
+        return Answered(reply)
 
     def close(self) -> None:
+        if self._wires is not None:
+            self._wires.drop_all()
         if self._client is not None:
             self._client.close()
             if self._sentinels:  # a client that they chose the server for leaves its connections to them
@@ -139,16 +149,32 @@ class ValkeyIndex:
         for one in self._sentinels:
             one.close()
 
-    def _perform(self, step: IndexStep) -> Any:
-        if self._client is None:
-            self._client = self._connect()
-        plan = exchange(step)
+    def in_time(self, timeout_s: float, do: Callable[[], _T], again: Callable[[], _T] | None = None) -> _T:
+        """`do`, and `again` after it has found a connection that the server has closed meanwhile: every step may be
+        done twice. Raises `IndexUnavailable`."""
+        begin(timeout_s)
         try:
-            commands = next(plan)
-            while True:
-                commands = plan.send(self._send(commands))
-        except StopIteration as done:
-            return done.value
+            try:
+                return do()
+            except valkey.ConnectionError:
+                if self._wires is not None:
+                    self._wires.drop_all()
+                return (again or do)()
+        except _FAILURES as error:
+            raise self._guard.failed(error) from error
+
+    def worked(self) -> None:
+        self._guard.worked()
+
+    @property
+    def timeout_s(self) -> float:
+        return self._opened.timeout_s
+
+    def begun(self, step: IndexStep) -> Dialogue:
+        if self._wires is None:
+            self._client = self._connect()
+            self._wires = Wires(self._client.connection_pool)
+        return Dialogue(self._wires, step)
 
     def _connect(self) -> Any:
         opened = self._opened
@@ -165,17 +191,33 @@ class ValkeyIndex:
         chosen = BY_SCHEME[urlsplit(opened.url).scheme]
         return valkey.Valkey.from_url(opened.url, connection_class=chosen, **opened.options)
 
-    def _send(self, commands: Sequence[Command]) -> list[Any]:
-        client = self._client
-        if self._opened.kind == "cluster":
-            return _in_cluster(client, commands)
-        if len(commands) == 1:
-            return [client.execute_command(*commands[0])]
-        pipeline = client.pipeline(transaction=False)
-        for command in commands:
-            pipeline.execute_command(*command)
-        replies: list[Any] = pipeline.execute()
-        return replies
+    def _perform_in_cluster(self, step: IndexStep) -> Any:
+        if self._client is None:
+            self._client = self._connect()
+        plan = exchange(step)
+        try:
+            commands = next(plan)
+            while True:
+                commands = plan.send(_in_cluster(self._client, commands))
+        except StopIteration as done:
+            return done.value
+
+
+class _Asked:
+    """A step that a server has been asked for, which is no cluster."""
+
+    def __init__(self, index: ValkeyIndex, step: IndexStep) -> None:
+        self._index = index
+        self._begin = partial(index.begun, step)
+        self._dialogue, self._left_s = index.in_time(index.timeout_s, lambda: (self._begin(), left_s()))
+
+    def answer(self) -> Any:
+        reply = self._index.in_time(self._left_s, self._dialogue.finish, lambda: self._begin().finish())
+        self._index.worked()
+        return reply
+
+    def forget(self) -> None:
+        self._dialogue.forget()
 
 
 def _in_cluster(client: Any, commands: Sequence[Command]) -> list[Any]:
@@ -196,7 +238,7 @@ def _in_cluster(client: Any, commands: Sequence[Command]) -> list[Any]:
 
 
 class _Single:
-    """What a pipeline of a cluster can carry of some commands, scripts on many names as one for each name."""
+    """What a pipeline of a cluster can carry of some commands, those on many names as one for each name."""
 
     def __init__(self, commands: Sequence[Command]) -> None:
         self.commands: list[Command] = []
@@ -210,11 +252,18 @@ class _Single:
 
     def answer(self, answers: Sequence[Any], replies: list[Any]) -> None:
         for (place, is_part), answer in zip(self._places, answers, strict=True):
-            replies[place] = [*(replies[place] or []), *answer] if is_part else answer
+            if not is_part:
+                replies[place] = answer
+            elif isinstance(answer, list):
+                replies[place] = [*(replies[place] or []), *answer]
+            else:
+                replies[place] = (replies[place] or 0) + answer
 
 
 def _by_slot(command: Command) -> list[Command]:
-    """A script on the keys of many names, once for each: no two of them need be on one node. Empty if it is none."""
+    """What is on the keys of many names, once for each: no two of them need be on one node. Empty if it is on one."""
+    if command[0] == "DEL" and len(command) > 2:
+        return [("DEL", key) for key in command[1:]]
     if command[0] != "EVAL" or command[2] <= 2:
         return []
     eval_, script, key_count, *rest = command

@@ -15,6 +15,7 @@ from kbtp import __version__
 from kbtp.cli.bench import bench
 from kbtp.cli.conformance import conformance
 from kbtp.cli.decode import decode
+from kbtp.cli.doctor import doctor
 from kbtp.cli.drain import drain
 from kbtp.cli.keys import keys
 from kbtp.cli.replay import replay
@@ -36,6 +37,7 @@ def cli(ctx: click.Context) -> None:
     Examples:
       kbtp serve --block-size 1MiB --pool-size 4GiB
       kbtp stat kbtp://127.0.0.1
+      kbtp doctor kbtp://127.0.0.1
       kbtp decode session.pcap
       kbtp wireshark install
       kbtp bench --quick
@@ -47,7 +49,7 @@ def cli(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for _verb in (serve, stat, decode, wireshark, bench, keys, replay, drain, conformance):
+for _verb in (serve, stat, decode, wireshark, bench, keys, replay, drain, conformance, doctor):
     cli.add_command(_verb)
 
 

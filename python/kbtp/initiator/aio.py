@@ -236,7 +236,12 @@ class AsyncClient(SessionView):
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         done: asyncio.Future[None] = self._loop.create_future()
         batch.when_done = partial(_resolve_once, done)
-        self._connection.submit(batch, time.monotonic())
+        try:
+            self._connection.submit(batch, time.monotonic())
+        except BaseException:
+            # Part of it may be under way, and the buffers are the caller's again when this call ends.
+            self._connection.end(ConnectionLost("interrupted while operations were outstanding"))
+            raise
         self._arm()
         expiry = self._loop.call_later(limit_s, self._expire, limit_s)
         cancelled: asyncio.CancelledError | None = None

@@ -22,7 +22,7 @@ from kbtp.errors import (
     WireFormatError,
 )
 from kbtp.initiator.batches import Batch, Results
-from kbtp.initiator.rnic_carrier import NO_RECORD, Record, RnicCarrier
+from kbtp.initiator.rnic_carrier import Record, RnicCarrier, prepared
 from kbtp.initiator.session import InitiatorConfig, InitiatorSession, SaidHello, accepted
 from kbtp.initiator.session_carrier import SessionCarrier
 from kbtp.types import BlockRef, Feature, Generation, Handle, Opcode, RequestFlag, TerminateCause
@@ -80,6 +80,9 @@ class Connection:
         self._limit_s = timeout_s if limit_s is None else limit_s
         self._connect_deadline_s = now_s + timeout_s
         self._attempt_deadline_s = 0.0
+        self._attempts = 0
+        self._unsent_hello: bytes | None = None
+        self._hello_at_s: float | None = None
         self._nonce = b""
         self._said: SaidHello | None = None
         self._carrier: SessionCarrier | RnicCarrier | None = None
@@ -101,7 +104,10 @@ class Connection:
         """Seconds until `pump` is due even if `fileno` stays quiet."""
         timeout_s = self._channel.next_timeout_s()
         if self.session is None and self.error is None:
-            until_attempt_s = max(0.0, self._attempt_deadline_s - now_s)
+            attempt_due_s = self._attempt_deadline_s
+            if self._unsent_hello is not None and self._hello_at_s is not None:
+                attempt_due_s = min(attempt_due_s, self._hello_at_s)
+            until_attempt_s = max(0.0, attempt_due_s - now_s)
             timeout_s = until_attempt_s if timeout_s is None else min(timeout_s, until_attempt_s)
         due_s = self._carrier.due_s() if isinstance(self._carrier, SessionCarrier) else None
         if due_s is not None:
@@ -123,6 +129,8 @@ class Connection:
         if self._stream is not None:
             stream, self._stream = self._stream, None
             stream.abort()
+        self._attempts += 1
+        self._unsent_hello, self._hello_at_s = None, None
         self._nonce = secrets.token_bytes(limits.CONNECTION_NONCE_BYTES)
         self._stream = self._channel.connect(
             self.address.host,
@@ -147,8 +155,19 @@ class Connection:
             return
         features = self.config.features(self._rnic.capabilities, event.stream.ord_)
         self._said = SaidHello.on(self.config, Nonces(self._nonce, target_nonce), features)
+        self._unsent_hello = self._said.octets
+
+    def _send_hello(self, now_s: float) -> None:
+        """At once, but on further attempts after a while: one right behind the Reply can be overlooked (profile 3)."""
+        if self._unsent_hello is None or self._stream is None:
+            return
+        if self._hello_at_s is None:
+            self._hello_at_s = now_s + hello_delay_s(self._attempts)
+        if now_s < self._hello_at_s:
+            return
+        octets, self._unsent_hello = self._unsent_hello, None
         try:
-            event.stream.post([Send(0, inline=self._said.octets)])
+            self._stream.post([Send(0, inline=octets)])
         except ConnectionLost:
             return  # its StreamEnded says why
 
@@ -161,6 +180,7 @@ class Connection:
         self._reap(timeout_s)
         now_s = now()
         self._advance(now_s)
+        self._send_hello(now_s)
         if self.session is None and self.error is None and now_s >= self._attempt_deadline_s:
             if now_s >= self._connect_deadline_s:
                 self._connect_timed_out()
@@ -257,7 +277,7 @@ class Connection:
             ack = replace(ack, granted_features=ack.granted_features & ~Feature.INVALIDATE)
         session = InitiatorSession(self.config, ack)
         if isinstance(stream, CarryingStream) and not session.is_direct and not session.records:
-            requester = stream.carry(session.grant(self._receives))
+            requester = stream.carry(session.grant(self._receives), prepared)
             self._carrier = RnicCarrier(requester, ack.handle_count, self._why_lost)
         else:
             self._carrier = SessionCarrier(session, stream, self._rnic, self._pd)
@@ -347,7 +367,7 @@ class Connection:
             if ran is not None:
                 return ran
             self.end(deadline_exceeded(self.address, limit_s))
-            return NO_RECORD, self._lost()
+            return (RecordStatus.LOST, 0, 0, 0, 0), self._lost()
         buffers = None if opcode is Opcode.FREE else (buffer,)
         result = self.run(Batch(opcode, flags, (block,), buffers, generation, direct), limit_s, now)[0]
         status = RecordStatus.LOST if result.status is None else result.status
@@ -364,6 +384,13 @@ class Connection:
         self._regions.append(region)
         self._carrier.add_region(region, octets)
         return region
+
+
+def hello_delay_s(attempt: int) -> float:
+    """From the Reply to HELLO on the `attempt`th connection."""
+    if attempt == 1:
+        return 0.0
+    return min(limits.HELLO_DELAY_S * 4.0 ** (attempt - 2), limits.HELLO_DELAY_MAX_S)
 
 
 def deadline_exceeded(address: Address, limit_s: float) -> DeadlineExceeded:

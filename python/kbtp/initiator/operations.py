@@ -95,11 +95,7 @@ class Operation:
 
     @property
     def is_empty(self) -> bool:
-        """True if the buffer has no octets. What is no buffer at all is not empty: `buffer_of` judges it."""
-        try:
-            return memoryview(self.buffer).nbytes == 0  # type: ignore[arg-type]
-        except (TypeError, ValueError, BufferError):
-            return False  # no buffer protocol, no letter for its type, or released
+        return is_empty(self.buffer)
 
     def finish(self, result: Result) -> None:
         if self.result is None:
@@ -108,9 +104,17 @@ class Operation:
                 self.when_done(self)
 
 
-def named(block: BlockRef | Handle | None, generation: Generation) -> tuple[Handle, Generation]:
+def is_empty(buffer: object) -> bool:
+    """True if it has no octets. What is no buffer at all is not empty: `buffer_of` judges it."""
+    try:
+        return memoryview(buffer).nbytes == 0  # type: ignore[arg-type]
+    except (TypeError, ValueError, BufferError):
+        return False  # no buffer protocol, no letter for its type, or released
+
+
+def named(block: object, generation: object) -> tuple[Handle, Generation]:
     """A reference brings its generation; a bare handle means any, unless one is given (draft 5.1)."""
-    handle = block.handle if isinstance(block, BlockRef) else block
+    handle: object = block.handle if isinstance(block, BlockRef) else block
     if isinstance(block, BlockRef) and not generation:
         generation = block.generation
     return _number("handle", handle, 64), _number("generation", generation, 16)

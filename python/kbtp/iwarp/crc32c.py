@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from crc32c import crc32c as _crc32c
+from crc32c import hardware_based
 
 CRC_BYTES = 4
+PATH = "hardware instructions" if hardware_based else "software"
+"""How `wire_crc` is taken on this processor."""
 
 
 def wire_crc(octets: bytes | bytearray | memoryview) -> bytes:

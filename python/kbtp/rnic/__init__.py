@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from kbtp.errors import ApiMisuse
@@ -41,6 +41,23 @@ def _open_reference(_spin_us: int | None) -> Rnic:
     return ReferenceRnic()
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What came of opening one RNIC: `rnic`, which is the receiver's to close, or None and why."""
+
+    name: str
+    rnic: Rnic | None
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What "auto" takes, None if nothing works, and why it is that one."""
+
+    taken: Trial | None
+    why: str
+
+
 _BEST_FIRST = (_Entry("native", _open_native), _Entry("reference", _open_reference))
 
 _RDMA_CORE = "rdma_core"
@@ -73,15 +90,43 @@ def open_rnic(name: str = AUTO, *, spin_us: int | None = None) -> Rnic:
 
 
 def _open_best(spin_us: int | None) -> Rnic:
+    choice = chosen(trials(spin_us))
+    if choice.taken is None or choice.taken.rnic is None:
+        raise ApiMisuse(f"no RNIC works on this machine: {choice.why}")
+    _log.info("using RNIC %s: %s", choice.taken.name, choice.why)
+    return choice.taken.rnic
+
+
+def trials(spin_us: int | None = None) -> Iterator[Trial]:
+    """Each RNIC, best first, opened when it is asked for: whoever stops asking opens no further one.
+
+    Raises `ApiMisuse` for a setting that is wrong.
+    """
     for entry in _BEST_FIRST:
         try:
             rnic = entry.open(spin_us)
         except (ImportError, OSError) as error:
             _log.info("RNIC %s is not there: %s", entry.name, error)
+            yield Trial(entry.name, None, str(error))
         else:
-            _log.info("using RNIC %s", rnic.name)
-            return rnic
-    raise ApiMisuse("no RNIC works on this machine")
+            yield Trial(entry.name, rnic)
+
+
+def chosen(tried: Iterable[Trial]) -> Choice:
+    """What "auto" takes: the first that works."""
+    passed_over: list[str] = []
+    for trial in tried:
+        if trial.rnic is not None:
+            return Choice(trial, "; ".join(passed_over) or "it works, and none is better")
+        passed_over.append(f"{trial.name} does not work ({trial.why_not})")
+    return Choice(None, "; ".join(passed_over))
+
+
+def native_build() -> dict[str, str | bool]:
+    """What the native RNIC's build is, as `kbtp._native.build` tells. Raises ImportError where it is not there."""
+    from kbtp.rnic.native import build
+
+    return build()
 
 
 def joined_checksum(first: int, second: int, second_bytes: int) -> int:

@@ -48,7 +48,7 @@ from kbtp.verbs.api import (
 )
 from kbtp.verbs.buffers import buffer_of
 from kbtp.verbs.offload import SessionGrant
-from kbtp.verbs.requester import RequestGrant
+from kbtp.verbs.requester import Prepare, RequestGrant
 
 _PORT_END = 1 << 16
 
@@ -58,6 +58,11 @@ _COMPLETION, _CONNECT_REQUEST, _ESTABLISHED, _REJECTED, _STREAM_ENDED, _FREED, _
 _OPCODES = {opcode.value: opcode for opcode in WcOpcode}
 
 joined_checksum = _native.joined_checksum
+
+
+def build() -> dict[str, str | bool]:
+    """See `kbtp._native.build`."""
+    return _native.build()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +152,9 @@ class NativeStream:
     def resolved(self, handle: Handle) -> None:
         self.native.resolved(handle)
 
-    def carry(self, grant: RequestGrant) -> NativeRequester:
+    def carry(self, grant: RequestGrant, prepare: Prepare) -> NativeRequester:
         """See `kbtp.verbs.requester.CarryingStream.carry`."""
-        return NativeRequester(self.native, grant)
+        return NativeRequester(self.native, grant, prepare)
 
     def terminate(self, cause: TerminateCause) -> None:
         self.native.terminate(*cause.value)

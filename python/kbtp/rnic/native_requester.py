@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from kbtp import _native
 from kbtp.errors import ApiMisuse
 from kbtp.rnic.native_requests import NativeRegion
+from kbtp.types import BlockRef
 from kbtp.verbs.api import MemoryRegion
-from kbtp.verbs.buffers import RegisteredBuffer
-from kbtp.verbs.requester import RequestGrant
+from kbtp.verbs.requester import Prepare, RequestGrant
 
 
 class NativeRequester:
@@ -15,7 +17,7 @@ class NativeRequester:
 
     __slots__ = ("_native", "run", "run_one", "submit", "take")
 
-    def __init__(self, stream: _native.Stream, grant: RequestGrant) -> None:
+    def __init__(self, stream: _native.Stream, grant: RequestGrant, prepare: Prepare) -> None:
         self._native = native = _native.Requester(
             stream,
             request_credits=grant.request_credits,
@@ -25,6 +27,7 @@ class NativeRequester:
             inline_max_bytes=grant.inline_max_bytes,
             receives=_region(grant.receives),
             max_message_bytes=grant.max_message_bytes,
+            prepare=partial(_prepared, prepare),
         )
         self.submit = native.submit
         self.run = native.run
@@ -34,8 +37,14 @@ class NativeRequester:
     def add_region(self, region: MemoryRegion, address: int) -> None:
         self._native.add_region(_region(region), address)
 
-    def octets(self, buffer: RegisteredBuffer) -> _native.Octets:
-        return _native.Octets(buffer.address, buffer.view.nbytes, buffer.writable, buffer.view)
+
+def _prepared(
+    prepare: Prepare, opcode: int, generation: object, block: object, buffer: object
+) -> tuple[BlockRef | None, object]:
+    found, octets = prepare(opcode, generation, block, buffer)
+    if octets is None:
+        return found, b""
+    return found, _native.Octets(octets.address, octets.view.nbytes, octets.writable, octets.view)
 
 
 def _region(region: MemoryRegion) -> _native.Region:

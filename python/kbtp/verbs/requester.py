@@ -13,7 +13,7 @@ stream ends, for whatever reason, batches that are not done become done: what wa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, Protocol, TypeAlias, runtime_checkable
@@ -52,12 +52,13 @@ class RecordStatus(IntEnum):
     """The stream ended first: not done, or not known to be done."""
 
 
-class Unprepared(Exception):
-    """A request is none that the RNIC understands as it is: nothing was submitted.
+Prepare: TypeAlias = Callable[[int, object, object, object], tuple[BlockRef | None, RegisteredBuffer | None]]
+"""What a request means that the RNIC does not understand as it is, from its opcode, the batch's generation, block and
+buffer: a block with its generation (None: the session chooses a handle) and a buffer (None: no octets). Raises
+`ApiMisuse`: the request is MISUSED then.
 
-    It understands handles, `BlockRef`s and contiguous objects with the buffer protocol. For all others there is
-    `Requester.octets`.
-    """
+The RNIC understands handles, `BlockRef`s and contiguous objects with the buffer protocol.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +98,6 @@ class Requester(Protocol):
         """Memory within `region`, whose first octet is at `address`, is used through it as long as that is valid."""
         ...
 
-    def octets(self, buffer: RegisteredBuffer) -> object:
-        """A buffer to submit, for memory that has no buffer protocol."""
-        ...
-
     def submit(
         self,
         opcode: int,
@@ -111,7 +108,12 @@ class Requester(Protocol):
         checksums: bool,
         /,
     ) -> int:
-        """The number of the batch, of which `kbtp.verbs.api.BatchDone` says when it is done. Raises `Unprepared`."""
+        """The number of the batch, of which `kbtp.verbs.api.BatchDone` says when it is done.
+
+        Its first requests leave while the others are looked at. Raises `ValueError` for buffers that are not as many as
+        the blocks: nothing was submitted. What else it raises a foreign object has raised, and part of the batch may be
+        under way.
+        """
         ...
 
     def run(
@@ -127,7 +129,7 @@ class Requester(Protocol):
     ) -> Taken | int:
         """Submit a batch and wait until it is done; its number if it is not in time.
 
-        Raises `Unprepared`, and what the handler of a signal raises: the batch is still under way then.
+        Raises as `submit`, and what the handler of a signal raises: the batch is still under way then.
         """
         ...
 
@@ -153,6 +155,6 @@ class Requester(Protocol):
 class CarryingStream(Stream, Protocol):
     """A `Stream` that can carry an initiator's requests."""
 
-    def carry(self, grant: RequestGrant) -> Requester:
+    def carry(self, grant: RequestGrant, prepare: Prepare) -> Requester:
         """Carry requests from now on. Raises `ApiMisuse`, `ConnectionLost` if the stream has ended."""
         ...

@@ -4,6 +4,7 @@
 //! time, or a lock of the RNIC, runs without the GIL.
 
 mod blocks;
+mod build;
 mod channel;
 mod checksum;
 mod device;
@@ -30,6 +31,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<requester::Octets>()?;
     module.add_class::<requester::Requester>()?;
     module.add_class::<stream::Stream>()?;
+    module.add_function(wrap_pyfunction!(build::build, module)?)?;
     module.add_function(wrap_pyfunction!(checksum::joined_checksum, module)?)?;
     module.add_function(wrap_pyfunction!(limits::limits, module)?)
 }

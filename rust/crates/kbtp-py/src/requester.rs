@@ -1,9 +1,12 @@
 //! A stream that carries an initiator's requests.
 //!
 //! Plain requests are taken apart here: a block that is a number or a `BlockRef`, a buffer that has the buffer protocol.
-//! What is anything else is `Unprepared`: Python then says what is wrong with it, or brings an `Octets`.
+//! Of anything else Python is asked what it means, which brings an `Octets` or says what is wrong.
+//!
+//! A batch leaves in parts, the first of them small: while the target works on that, the next is taken apart. Only the
+//! parts' I/O is done without the GIL, since what is taken apart are Python's objects.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use kbtp_proto::initiator::Terms;
 use kbtp_proto::types::{Generation, Handle, RequestFlag, Status};
@@ -14,7 +17,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyInt, PyType};
+use pyo3::types::{PyBytes, PyInt, PySequence, PyTuple, PyType};
 
 use crate::channel::{SIGNAL_CHECK, duration};
 use crate::device::Region;
@@ -53,9 +56,17 @@ impl Octets {
     }
 }
 
+/// Requests in the first part of a batch, and how much more each further one has.
+const FIRST_PART: usize = 4;
+const PART_GROWTH: usize = 4;
+
 /// What carries the requests of one session.
 #[pyclass(frozen, module = "kbtp._native")]
-pub(crate) struct Requester(kbtp_rnic::requester::Requester);
+pub(crate) struct Requester {
+    requests: kbtp_rnic::requester::Requester,
+    /// `(opcode, generation, block, buffer)` to a block and a buffer that are understood here; raises `ApiMisuse`.
+    prepare: Py<PyAny>,
+}
 
 /// The records of a batch, whether all of them are of success, and of each that could never work its place and why.
 type Taken<'py> = (Bound<'py, PyBytes>, bool, Vec<(usize, String)>);
@@ -74,7 +85,7 @@ enum Ran<T> {
 impl Requester {
     #[new]
     #[pyo3(signature = (stream, *, request_credits, first_handle, handle_count, invalidate, inline_max_bytes, receives,
-        max_message_bytes))]
+        max_message_bytes, prepare))]
     #[allow(clippy::too_many_arguments, reason = "all by keyword")]
     fn new(
         py: Python<'_>,
@@ -86,6 +97,7 @@ impl Requester {
         inline_max_bytes: usize,
         receives: &Bound<'_, Region>,
         max_message_bytes: u32,
+        prepare: Py<PyAny>,
     ) -> PyResult<Self> {
         let grant = RequestGrant {
             terms: Terms {
@@ -99,13 +111,14 @@ impl Requester {
             max_message_bytes,
         };
         let stream = &stream.get().0;
-        py.detach(|| kbtp_rnic::requester::Requester::new(stream, &grant))
-            .map(Self)
-            .map_err(|error| raised(py, error))
+        let requests = py
+            .detach(|| kbtp_rnic::requester::Requester::new(stream, &grant))
+            .map_err(|error| raised(py, error))?;
+        Ok(Self { requests, prepare })
     }
 
     fn add_region(&self, region: &Bound<'_, Region>, address: usize) {
-        self.0.add_region(region.get().rnic_region().clone(), address);
+        self.requests.add_region(region.get().rnic_region().clone(), address);
     }
 
     /// Submit a batch, of which an event says when it is done.
@@ -120,10 +133,8 @@ impl Requester {
         buffers: Option<&Bound<'_, PyAny>>,
         checksums: bool,
     ) -> PyResult<u64> {
-        let how = how_of(opcode, flags, checksums)?;
-        let asked = self.all_asked(how.kind, generation, blocks, buffers)?;
-        py.detach(|| self.0.submit(how, asked, true))
-            .map_err(|error| raised(py, error))
+        let batch = Batch::new(how_of(opcode, flags, checksums)?, generation, blocks, buffers)?;
+        self.submit_all(py, &batch, true)
     }
 
     /// Submit a batch and wait until it is done.
@@ -133,15 +144,14 @@ impl Requester {
         py: Python<'py>,
         opcode: u8,
         flags: u16,
-        generation: &Bound<'_, PyAny>,
+        generation: &Bound<'py, PyAny>,
         blocks: &Bound<'py, PyAny>,
         buffers: Option<&Bound<'py, PyAny>>,
         checksums: bool,
         timeout_s: f64,
     ) -> PyResult<Ran<Taken<'py>>> {
-        let how = how_of(opcode, flags, checksums)?;
-        let asked = self.all_asked(how.kind, generation, blocks, buffers)?;
-        let (number, outcomes) = self.submit_and_wait(py, how, asked, timeout_s)?;
+        let batch = Batch::new(how_of(opcode, flags, checksums)?, generation, blocks, buffers)?;
+        let (number, outcomes) = self.submit_and_wait(py, &batch, timeout_s)?;
         Ok(match outcomes {
             Some(outcomes) => Ran::Done(taken(py, &outcomes)),
             None => Ran::NotDone(number),
@@ -157,13 +167,11 @@ impl Requester {
         flags: u16,
         generation: &Bound<'_, PyAny>,
         block: &Bound<'_, PyAny>,
-        buffer: Option<&Bound<'_, PyAny>>,
+        buffer: &Bound<'_, PyAny>,
         timeout_s: f64,
     ) -> PyResult<Ran<(Record, Option<String>)>> {
-        let how = how_of(opcode, flags, false)?;
-        let generation = number(generation).ok_or_else(|| unprepared(py))?;
-        let asked = vec![self.one_asked(how.kind, generation, block, buffer)?];
-        let (number, outcomes) = self.submit_and_wait(py, how, asked, timeout_s)?;
+        let batch = Batch::of_one(how_of(opcode, flags, false)?, generation, block, buffer)?;
+        let (number, outcomes) = self.submit_and_wait(py, &batch, timeout_s)?;
         let Some(outcome) = outcomes.and_then(|outcomes| outcomes.into_iter().next()) else {
             return Ok(Ran::NotDone(number));
         };
@@ -177,114 +185,216 @@ impl Requester {
 
     /// None if the batch is not done.
     fn take<'py>(&self, py: Python<'py>, number: u64) -> Option<Taken<'py>> {
-        let outcomes = py.detach(|| self.0.take(number))?;
+        let outcomes = py.detach(|| self.requests.take(number))?;
         Some(taken(py, &outcomes))
     }
 }
 
+/// The requests of one call. Nobody changes its lists meanwhile.
+struct Batch<'py> {
+    how: How,
+    generation: Bound<'py, PyAny>,
+    /// None if it is no generation: Python says what is wrong with it.
+    known_generation: Option<Generation>,
+    blocks: Bound<'py, PyTuple>,
+    buffers: Option<Bound<'py, PyTuple>>,
+}
+
+impl<'py> Batch<'py> {
+    fn new(
+        how: How,
+        generation: &Bound<'py, PyAny>,
+        blocks: &Bound<'py, PyAny>,
+        buffers: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Self> {
+        let blocks = as_tuple(blocks)?;
+        let buffers = buffers.map(as_tuple).transpose()?;
+        if let Some(buffers) = &buffers
+            && buffers.len() != blocks.len()
+        {
+            let (few, many) = (buffers.len(), blocks.len());
+            return Err(PyValueError::new_err(format!("{few} buffers for {many} blocks")));
+        }
+        Ok(Self {
+            how,
+            generation: generation.clone(),
+            known_generation: number(generation),
+            blocks,
+            buffers,
+        })
+    }
+
+    fn of_one(
+        how: How,
+        generation: &Bound<'py, PyAny>,
+        block: &Bound<'py, PyAny>,
+        buffer: &Bound<'py, PyAny>,
+    ) -> PyResult<Self> {
+        let py = block.py();
+        Ok(Self {
+            how,
+            generation: generation.clone(),
+            known_generation: number(generation),
+            blocks: PyTuple::new(py, [block])?,
+            buffers: Some(PyTuple::new(py, [buffer])?),
+        })
+    }
+}
+
+fn as_tuple<'py>(sequence: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
+    sequence.cast::<PySequence>()?.to_tuple()
+}
+
 impl Requester {
+    /// Submit all of a batch; its number.
+    fn submit_all(&self, py: Python<'_>, batch: &Batch<'_>, reported: bool) -> PyResult<u64> {
+        let (count, how) = (batch.blocks.len(), batch.how);
+        let part = self.part(batch, 0, FIRST_PART)?;
+        let mut submitted = part.len();
+        let number = py
+            .detach(|| {
+                let number = self.requests.open_batch(count, reported)?;
+                self.requests.submit(how, number, 0, part);
+                Ok(number)
+            })
+            .map_err(|error| raised(py, error))?;
+        while submitted < count {
+            let part = self.part(batch, submitted, submitted * PART_GROWTH);
+            let part = part.inspect_err(|_| self.requests.lose(number, submitted, count - submitted))?;
+            let first = submitted;
+            submitted += part.len();
+            py.detach(|| self.requests.submit(how, number, first, part));
+        }
+        Ok(number)
+    }
+
     fn submit_and_wait(
         &self,
         py: Python<'_>,
-        how: How,
-        asked: Vec<Asked>,
+        batch: &Batch<'_>,
         timeout_s: f64,
     ) -> PyResult<(u64, Option<Vec<Outcome>>)> {
         let timeout = duration(timeout_s);
-        let first = timeout.min(SIGNAL_CHECK);
         let begin = Instant::now();
-        let (number, mut waited) = py
-            .detach(|| {
-                let number = self.0.submit(how, asked, false)?;
-                Ok((number, self.0.wait(number, first)?))
-            })
-            .map_err(|error| raised(py, error))?;
-        while waited != Waited::Done {
-            py.check_signals()?;
+        let number = self.submit_all(py, batch, false)?;
+        loop {
             let left = timeout.saturating_sub(begin.elapsed());
-            if left == Duration::ZERO {
+            let waited = py
+                .detach(|| self.requests.wait(number, left.min(SIGNAL_CHECK)))
+                .map_err(|error| raised(py, error))?;
+            if waited == Waited::Done {
+                return Ok((number, self.requests.take(number)));
+            }
+            py.check_signals()?;
+            if begin.elapsed() >= timeout {
                 return Ok((number, None));
             }
-            waited = py
-                .detach(|| self.0.wait(number, left.min(SIGNAL_CHECK)))
-                .map_err(|error| raised(py, error))?;
         }
-        Ok((number, self.0.take(number)))
     }
 
-    fn all_asked(
-        &self,
-        kind: Kind,
-        generation: &Bound<'_, PyAny>,
-        blocks: &Bound<'_, PyAny>,
-        buffers: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Vec<Asked>> {
-        let generation = number(generation).ok_or_else(|| unprepared(blocks.py()))?;
-        let mut buffers = buffers.map(|buffers| buffers.try_iter()).transpose()?;
-        let mut asked = Vec::with_capacity(blocks.len()?);
-        for block in blocks.try_iter()? {
-            let buffer = buffers.as_mut().and_then(Iterator::next).transpose()?;
-            asked.push(self.one_asked(kind, generation, &block?, buffer.as_ref())?);
+    /// The next requests of `batch`, at most `count`, of which the first is its `first`.
+    fn part(&self, batch: &Batch<'_>, first: usize, count: usize) -> PyResult<Vec<Asked>> {
+        let end = first.saturating_add(count).min(batch.blocks.len());
+        let mut asked = Vec::with_capacity(end - first);
+        for index in first..end {
+            let block = batch.blocks.get_borrowed_item(index)?;
+            let buffer = match &batch.buffers {
+                Some(buffers) => Some(buffers.get_borrowed_item(index)?),
+                None => None,
+            };
+            asked.push(self.one_asked(batch, &block, buffer.as_deref())?);
         }
         Ok(asked)
     }
 
     fn one_asked(
         &self,
+        batch: &Batch<'_>,
+        block: &Bound<'_, PyAny>,
+        buffer: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Asked> {
+        let kind = batch.how.kind;
+        if let Some(generation) = batch.known_generation
+            && let Some(asked) = self.understood(kind, generation, block, buffer)?
+        {
+            return Ok(asked);
+        }
+        let py = block.py();
+        let prepared = self
+            .prepare
+            .bind(py)
+            .call1((kind.opcode() as u8, &batch.generation, block, buffer))
+            .and_then(|prepared| {
+                let (block, buffer) = prepared.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>()?;
+                self.understood(kind, 0, &block, Some(&buffer))
+            });
+        let why = match prepared {
+            Ok(Some(asked)) => return Ok(asked),
+            Ok(None) => "neither a block nor a buffer is known that this could be".into(),
+            Err(error) => misuse(py, error)?,
+        };
+        Ok(Asked {
+            handle: None,
+            generation: 0,
+            memory: Err(why),
+        })
+    }
+
+    /// None for what is not plain.
+    fn understood(
+        &self,
         kind: Kind,
         generation: Generation,
         block: &Bound<'_, PyAny>,
         buffer: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Asked> {
-        let (handle, of_block) = named(kind, block)?;
-        let memory = match buffer {
-            _ if kind == Kind::Free => Memory::empty(),
-            Some(buffer) => self.memory_of(kind, buffer)?,
-            None => return Err(unprepared(block.py())),
+    ) -> PyResult<Option<Asked>> {
+        let Some((handle, of_block)) = named(kind, block)? else {
+            return Ok(None);
         };
-        Ok(Asked {
+        let memory = match buffer {
+            _ if kind == Kind::Free => Some(Memory::empty()),
+            Some(buffer) => self.memory_of(kind, buffer)?,
+            None => None,
+        };
+        Ok(memory.map(|memory| Asked {
             handle,
             generation: if generation == 0 { of_block } else { generation },
-            memory,
-        })
+            memory: Ok(memory),
+        }))
     }
 
-    fn memory_of(&self, kind: Kind, buffer: &Bound<'_, PyAny>) -> PyResult<Memory> {
+    fn memory_of(&self, kind: Kind, buffer: &Bound<'_, PyAny>) -> PyResult<Option<Memory>> {
+        let py = buffer.py();
         if let Ok(octets) = buffer.cast::<Octets>() {
             let Octets { extent, keepalive } = octets.get();
-            if let Some(memory) = self.0.registered(kind, extent.address, extent.length_bytes) {
-                return Ok(memory);
+            if let Some(memory) = self.requests.registered(kind, extent.address, extent.length_bytes) {
+                return Ok(Some(memory));
             }
-            let keepalive = keepalive.clone_ref(buffer.py());
+            let keepalive = keepalive.clone_ref(py);
             // SAFETY: the one caller, NativeRequester, has the extent from `buffer_of`, whose view is the keepalive.
             let buffer = unsafe { vouched(*extent, keepalive) };
-            return buffer
-                .map(Memory::unregistered)
-                .map_err(|error| raised(octets.py(), error));
+            return match buffer {
+                Ok(buffer) => Ok(Some(Memory::unregistered(buffer))),
+                Err(error) => Err(raised(py, error)),
+            };
         }
-        let py = buffer.py();
-        let extent = extent_of(buffer).ok_or_else(|| unprepared(py))?;
+        let Some(extent) = extent_of(buffer) else {
+            return Ok(None);
+        };
         if extent.length_bytes == 0 {
-            return Ok(Memory::empty());
+            return Ok(Some(Memory::empty()));
         }
-        match self.0.registered(kind, extent.address, extent.length_bytes) {
-            Some(memory) => Ok(memory),
-            None => kept(buffer, extent)
-                .map(Memory::unregistered)
-                .ok_or_else(|| unprepared(py)),
-        }
+        let registered = self.requests.registered(kind, extent.address, extent.length_bytes);
+        Ok(registered.or_else(|| kept(buffer, extent).map(Memory::unregistered)))
     }
 }
 
-/// `kbtp.verbs.requester.Unprepared`.
-fn unprepared(py: Python<'_>) -> PyErr {
-    let class = py
-        .import("kbtp.verbs.requester")
-        .and_then(|module| module.getattr("Unprepared"));
-    match class.and_then(|class| class.call0()) {
-        Ok(exception) => PyErr::from_value(exception),
-        Err(failure) => failure,
+/// What `error` says if it is an `ApiMisuse`; else it is raised.
+fn misuse(py: Python<'_>, error: PyErr) -> PyResult<String> {
+    if error.is_instance(py, &py.import("kbtp.errors")?.getattr("ApiMisuse")?) {
+        return Ok(error.value(py).to_string());
     }
+    Err(error)
 }
 
 fn how_of(opcode: u8, flags: u16, checksums: bool) -> PyResult<How> {
@@ -297,23 +407,25 @@ fn how_of(opcode: u8, flags: u16, checksums: bool) -> PyResult<How> {
     })
 }
 
-/// The handle, None if the session is to choose one, and the generation of a reference, 0 otherwise.
-fn named(kind: Kind, block: &Bound<'_, PyAny>) -> PyResult<(Option<Handle>, Generation)> {
+/// The handle, None if the session is to choose one, and the generation of a reference, 0 otherwise. None for what is
+/// no block.
+fn named(kind: Kind, block: &Bound<'_, PyAny>) -> PyResult<Option<(Option<Handle>, Generation)>> {
     static BLOCK_REF: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let py = block.py();
-    if block.is_none() && kind == Kind::AllocStore {
-        return Ok((None, 0));
+    if block.is_none() {
+        return Ok((kind == Kind::AllocStore).then_some((None, 0)));
     }
     if let Some(handle) = number(block) {
-        return Ok((Some(handle), 0));
+        return Ok(Some((Some(handle), 0)));
     }
-    let class = BLOCK_REF.import(py, "kbtp.types", "BlockRef")?;
-    if !block.is_instance(class)? {
-        return Err(unprepared(py));
+    if !block.is_instance(BLOCK_REF.import(py, "kbtp.types", "BlockRef")?)? {
+        return Ok(None);
     }
-    let handle = number(&block.getattr(intern!(py, "handle"))?).ok_or_else(|| unprepared(py))?;
-    let generation = number(&block.getattr(intern!(py, "generation"))?).ok_or_else(|| unprepared(py))?;
-    Ok((Some(handle), generation))
+    let handle = number(&block.getattr(intern!(py, "handle"))?);
+    let generation = number(&block.getattr(intern!(py, "generation"))?);
+    Ok(handle
+        .zip(generation)
+        .map(|(handle, generation)| (Some(handle), generation)))
 }
 
 /// None for what is no integer, or does not fit.

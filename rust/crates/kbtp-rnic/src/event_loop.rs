@@ -41,8 +41,12 @@ pub(crate) fn new_token() -> Token {
     NEXT_TOKEN.fetch_add(1, Ordering::Relaxed)
 }
 
+/// What tells which sockets are ready.
+pub const EVENTS: &str = "epoll";
+
 /// The machine has one processor, whichever of several this process may use: its peers have others.
-pub(crate) fn one_processor() -> bool {
+#[must_use]
+pub fn one_processor() -> bool {
     match fs::read_to_string("/sys/devices/system/cpu/online") {
         Ok(list) => !list.contains(['-', ',']),
         Err(_) => thread::available_parallelism().is_ok_and(|count| count.get() == 1),

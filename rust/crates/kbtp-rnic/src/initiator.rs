@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use kbtp_proto::crc32c;
 use kbtp_proto::initiator::{Data, Destinations, Ended, Operation, Ready, Session, Terms};
 use kbtp_proto::limits::COMPLETION_BYTES;
-use kbtp_proto::memory::{RegionId, Span};
+use kbtp_proto::memory::{Octets, RegionId, Span};
 use kbtp_proto::own_maps::OwnMap;
 use kbtp_proto::stag::StreamId as ViewId;
 use kbtp_proto::stream::{Payload, Piece, Work};
@@ -22,7 +22,7 @@ use crate::device::{Pd, Region};
 use crate::error::{EndReason, Error};
 use crate::memory::{Buffer, RegisteredOctets};
 use crate::operation::Operation as Transport;
-use crate::stream_state::{Held, HeldWork, StreamState, WorkOwner};
+use crate::stream_state::{HeldWork, StreamState, WorkOwner};
 
 /// What a HELLO got, as far as requests depend on it; see `kbtp.verbs.requester.RequestGrant`.
 #[derive(Clone, Debug)]
@@ -84,13 +84,17 @@ impl Memory {
     }
 }
 
-/// One request of a batch. Memory is nobody's for a FREE.
+/// One request of a batch.
 #[derive(Debug)]
-#[allow(missing_docs, reason = "the fields are those of kbtp_proto::initiator::Operation")]
+#[allow(
+    missing_docs,
+    reason = "the other fields are those of kbtp_proto::initiator::Operation"
+)]
 pub struct Asked {
     pub handle: Option<Handle>,
     pub generation: Generation,
-    pub memory: Memory,
+    /// Nobody's for a FREE. Or why the request could never work.
+    pub memory: Result<Memory, String>,
 }
 
 /// What all requests of a batch have in common.
@@ -148,10 +152,15 @@ impl Batches {
     /// A batch of a stream that has ended.
     pub(crate) fn open_lost(&mut self, count: usize) -> u64 {
         let number = self.open(count, false);
-        for index in 0..count {
-            self.end(Item { batch: number, index }, Outcome::Lost);
-        }
+        self.lose(number, 0, count);
         number
+    }
+
+    /// `count` requests of a batch, from the `first` on, were not submitted before the stream ended.
+    pub(crate) fn lose(&mut self, batch: u64, first: usize, count: usize) {
+        for index in (first..).take(count) {
+            self.end(Item { batch, index }, Outcome::Lost);
+        }
     }
 
     /// True if that was the last one of a batch whose end is to be reported.
@@ -210,9 +219,6 @@ enum Checksum {
     Taken(u32),
 }
 
-/// So many requests of a batch go out at once, for the target to work on while the others are made.
-const REQUESTS_AHEAD: usize = 4;
-
 const SHARED_MEMORY: &str = "another load is placing a block in the same memory: give every load of a batch memory of \
                              its own, and wait for a load before its buffer is used again";
 
@@ -230,14 +236,24 @@ pub(crate) struct Initiator {
 }
 
 impl Initiator {
-    fn submit(&mut self, core: &mut Core, how: How, asked: Vec<Asked>, reported: bool) -> u64 {
-        let How { kind, flags, checksums } = how;
-        let batch = lock(&self.batches).open(asked.len(), reported);
-        if asked.is_empty() && reported {
+    fn open_batch(&mut self, core: &mut Core, count: usize, reported: bool) -> u64 {
+        let batch = lock(&self.batches).open(count, reported);
+        if count == 0 && reported {
             self.report(core, batch);
         }
-        for (index, one) in asked.into_iter().enumerate() {
-            let memory = one.memory;
+        batch
+    }
+
+    fn submit(&mut self, core: &mut Core, how: How, batch: u64, first: usize, asked: Vec<Asked>) {
+        let How { kind, flags, checksums } = how;
+        for (index, one) in (first..).zip(asked) {
+            let memory = match one.memory {
+                Ok(memory) => memory,
+                Err(why) => {
+                    self.end(core, Item { batch, index }, Outcome::Misused(why));
+                    continue;
+                }
+            };
             let claims = kind == Kind::Load && memory.length_bytes > 0;
             let end = memory.address.saturating_add(memory.length_bytes);
             let claimed = claims && self.destinations.claim(memory.address, end);
@@ -263,11 +279,10 @@ impl Initiator {
                 context,
             });
         }
-        batch
     }
 
-    /// The next request that there is a credit for.
-    fn next_message(&mut self, core: &mut Core, stream: &mut Transport) -> Option<Packed> {
+    /// The next request that there is a credit for, and the region that its data is sent from.
+    fn next_message(&mut self, core: &mut Core, stream: &mut Transport) -> Option<(Payload, Option<RegionId>)> {
         loop {
             let mut ready = match self.session.ready()? {
                 Ok(ready) => ready,
@@ -278,17 +293,24 @@ impl Initiator {
                 }
                 Err(_) => continue,
             };
-            match self.prepare(core, &mut ready, stream) {
-                Ok(Prepared::Inline(octets)) => return Some(self.session.send(ready, Data::Inline(&octets))),
-                Ok(Prepared::Described(descriptor, alone)) => {
-                    return Some(self.session.send(ready, Data::Described { descriptor, alone }));
-                }
-                Ok(Prepared::Nothing) => return Some(self.session.send(ready, Data::None)),
+            let (data, inline) = match self.prepare(core, &mut ready, stream) {
+                Ok(Prepared::Nothing) => (Data::None, None),
+                Ok(Prepared::Described(descriptor, alone)) => (Data::Described { descriptor, alone }, None),
+                Ok(Prepared::Inline(length_bytes, octets)) => (Data::Inline(length_bytes), Some(octets)),
                 Err(error) => {
                     let operation = self.session.withdraw(ready);
                     self.end_item(core, operation.context, Outcome::Misused(error.to_string()));
+                    continue;
                 }
-            }
+            };
+            let region = match &inline {
+                Some(Piece::Span(span)) => Some(span.region),
+                _ => None,
+            };
+            let mut payload = Payload::new();
+            payload.push(Piece::Inline(self.session.send(ready, data)));
+            payload.extend(inline);
+            return Some((payload, region));
         }
     }
 
@@ -307,11 +329,15 @@ impl Initiator {
             ))
         })?;
         if kind.stores() && memory.length_bytes <= self.inline_max_bytes {
-            let octets = memory.copy(core, length)?;
+            let octets = memory.piece(length)?;
             if checksum.is_wanted() {
-                *checksum = Checksum::Taken(crc32c::update(0, &octets));
+                *checksum = Checksum::Taken(match &octets {
+                    Piece::Span(span) => RegisteredOctets(&core.device.table().memories).crc32c(0, *span),
+                    Piece::Inline(octets) => crc32c::update(0, octets),
+                    _ => return Err(Error::misuse("no such piece is made of a request's data")),
+                });
             }
-            return Ok(Prepared::Inline(octets));
+            return Ok(Prepared::Inline(length, octets));
         }
         let (region, offset, alone): (&Region, _, _) = match &mut memory.place {
             // No octet goes through it (profile 8.7).
@@ -352,7 +378,7 @@ impl Initiator {
         Ok(())
     }
 
-    /// The target is kept from its memory before anybody learns how it ended.
+    /// The target is kept from the memory of an item before anybody learns how it ended.
     fn end_item(&mut self, core: &mut Core, context: Context, outcome: Outcome) {
         let Context {
             item, memory, claimed, ..
@@ -366,6 +392,10 @@ impl Initiator {
             }
             core.device.unheld().bury(buffer);
         }
+        self.end(core, item, outcome);
+    }
+
+    fn end(&self, core: &mut Core, item: Item, outcome: Outcome) {
         // Of what is lost with the stream, the stream's end is the report.
         let told = outcome == Outcome::Lost;
         if lock(&self.batches).end(item, outcome) && !told {
@@ -382,28 +412,29 @@ impl Initiator {
 /// How the data of a request travels.
 enum Prepared {
     Nothing,
-    Inline(Packed),
+    /// So many octets within the request.
+    Inline(u32, Piece),
     /// The STag is for this request alone if so said.
     Described(DataDescriptor, bool),
 }
 
 impl Memory {
-    /// Its octets, for a request to carry.
-    fn copy(&self, core: &Core, length: u32) -> Result<Packed, Error> {
-        let mut octets = Packed::from_elem(0, self.length_bytes);
-        match &self.place {
-            Place::Registered(region, offset) => {
-                let span = Span {
-                    region: check_valid(region)?.shared.id,
-                    offset: *offset,
-                    len: length,
-                };
-                RegisteredOctets(&core.device.table().memories).read_into(span, &mut octets);
+    /// Its octets, for a request to carry: in registered memory from where they lie, which belong to the request until it
+    /// has left.
+    fn piece(&self, length: u32) -> Result<Piece, Error> {
+        Ok(match &self.place {
+            Place::Registered(region, offset) => Piece::Span(Span {
+                region: check_valid(region)?.shared.id,
+                offset: *offset,
+                len: length,
+            }),
+            Place::Own(buffer, _) => {
+                let mut octets = Packed::from_elem(0, self.length_bytes);
+                buffer.read_into(&mut octets);
+                Piece::Inline(octets)
             }
-            Place::Own(buffer, _) => buffer.read_into(&mut octets),
-            Place::Nowhere => {}
-        }
-        Ok(octets)
+            Place::Nowhere => Piece::Inline(Packed::new()),
+        })
     }
 }
 
@@ -465,47 +496,48 @@ impl StreamState {
         Ok(batches)
     }
 
-    /// Submit a batch; its number. `reported`: an event says when it is done.
-    pub(crate) fn submit(
-        &mut self,
-        core: &mut Core,
-        how: How,
-        asked: Vec<Asked>,
-        reported: bool,
-    ) -> Result<u64, Error> {
+    /// Begin a batch of `count` requests; its number. `reported`: an event says when it is done.
+    pub(crate) fn open_batch(&mut self, core: &mut Core, count: usize, reported: bool) -> Result<u64, Error> {
         let Some(initiator) = &mut self.initiator else {
             return Err(Error::misuse("the stream carries no requests"));
         };
-        let batch = initiator.submit(core, how, asked, reported);
-        self.post_requests(core, REQUESTS_AHEAD);
-        self.send(core);
-        self.post_requests(core, usize::MAX);
-        self.send(core);
-        Ok(batch)
+        Ok(initiator.open_batch(core, count, reported))
     }
 
-    /// Post what there are credits for, `count` requests at most.
-    fn post_requests(&mut self, core: &mut Core, count: usize) {
-        for _ in 0..count {
+    /// Submit the requests of a batch from the `first` on.
+    pub(crate) fn submit(&mut self, core: &mut Core, how: How, batch: u64, first: usize, asked: Vec<Asked>) {
+        if let Some(initiator) = &mut self.initiator {
+            initiator.submit(core, how, batch, first, asked);
+        }
+        self.post_requests(core);
+        self.send(core);
+    }
+
+    /// Post what there are credits for.
+    fn post_requests(&mut self, core: &mut Core) {
+        loop {
             let (Some(initiator), Some(operation)) = (&mut self.initiator, &mut self.operation) else {
                 return;
             };
             if operation.failed() {
                 return;
             }
-            let Some(message) = initiator.next_message(core, operation) else {
+            let Some((payload, region)) = initiator.next_message(core, operation) else {
                 return;
             };
             let work = Work::Send {
                 wr_id: 0,
-                payload: Payload::from_iter([Piece::Inline(message)]),
+                payload,
                 invalidate_stag: None,
                 solicited: false,
             };
             // A stream that has failed refuses; the request is then outstanding, and lost when the stream ends.
             if operation.post(work).is_ok() {
+                if let Some(region) = region {
+                    core.device.table().memories.hold(region);
+                }
                 self.held_work.push_back(HeldWork {
-                    regions: Held::new(),
+                    regions: region.into_iter().collect(),
                     owner: WorkOwner::Request,
                 });
             }
@@ -536,7 +568,7 @@ impl StreamState {
         match initiator.take_answer(core, operation, message) {
             Ok(()) => {
                 self.post_slot(completion.wr_id, buffer); // profile 3 "Credits": before a request may use it
-                self.post_requests(core, usize::MAX);
+                self.post_requests(core);
             }
             Err(error) => self.answer_misbehaved(core, error),
         }

@@ -40,3 +40,5 @@ mod verbs_connector;
 mod verbs_listener;
 mod verbs_operation;
 mod verbs_requests;
+
+pub use event_loop::{EVENTS, one_processor};

@@ -82,22 +82,34 @@ impl Requester {
         Some(Memory::registered(named.region.clone(), offset, address, length_bytes))
     }
 
-    /// Submit a batch; its number. `reported`: a `BatchDone` event says when it is done, for who does not `wait`.
+    /// Begin a batch of `count` requests; its number. `reported`: a `BatchDone` event says when it is done, for who does
+    /// not `wait`.
     ///
     /// If the stream has ended, every request of it is lost.
     ///
     /// # Errors
     ///
     /// `Error::ApiMisuse` if the channel is closed.
-    pub fn submit(&self, how: How, asked: Vec<Asked>, reported: bool) -> Result<u64, Error> {
+    pub fn open_batch(&self, count: usize, reported: bool) -> Result<u64, Error> {
+        self.stream
+            .with(|stream, core| stream.open_batch(core, count, reported))
+            .unwrap_or_else(|| Ok(lock(&self.batches).open_lost(count)))
+    }
+
+    /// Submit the next requests of `batch`, of which the first is its `first`: they leave while others are made.
+    pub fn submit(&self, how: How, batch: u64, first: usize, asked: Vec<Asked>) {
         let count = asked.len();
-        match self
+        let submitted = self
             .stream
-            .with(|stream, core| stream.submit(core, how, asked, reported))
-        {
-            Some(submitted) => submitted,
-            None => Ok(lock(&self.batches).open_lost(count)),
+            .with(|stream, core| stream.submit(core, how, batch, first, asked));
+        if submitted.is_none() {
+            self.lose(batch, first, count);
         }
+    }
+
+    /// So many requests of `batch`, from its `first` on, are never submitted.
+    pub fn lose(&self, batch: u64, first: usize, count: usize) {
+        lock(&self.batches).lose(batch, first, count);
     }
 
     /// Move octets until the batch is done, for up to `timeout`. The channel is not locked while this waits.

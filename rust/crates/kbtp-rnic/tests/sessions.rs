@@ -260,7 +260,7 @@ impl Initiator {
                 let asked = Asked {
                     handle: Some(handle),
                     generation: 0,
-                    memory,
+                    memory: Ok(memory),
                 };
                 (asked, region)
             })
@@ -289,7 +289,7 @@ impl Initiator {
                 let asked = Asked {
                     handle: Some(block.handle),
                     generation: block.generation,
-                    memory,
+                    memory: Ok(memory),
                 };
                 (asked, region.unwrap())
             })
@@ -318,7 +318,7 @@ impl Initiator {
             .map(|block| Asked {
                 handle: Some(block.handle),
                 generation: block.generation,
-                memory: Memory::empty(),
+                memory: Ok(Memory::empty()),
             })
             .collect();
         let answers = self.run(Operation::Free, RequestFlag::empty(), asked);
@@ -331,7 +331,8 @@ impl Initiator {
             flags,
             checksums: true,
         };
-        let batch = self.requester.submit(how, asked, false).unwrap();
+        let batch = self.requester.open_batch(asked.len(), false).unwrap();
+        self.requester.submit(how, batch, 0, asked);
         assert_eq!(self.requester.wait(batch, PATIENCE).unwrap(), Waited::Done);
         let answered = |outcome| match outcome {
             Outcome::Answered(completion, checksum) => (completion, checksum),

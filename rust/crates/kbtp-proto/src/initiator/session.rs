@@ -48,11 +48,11 @@ pub struct Ready<C> {
 
 /// How the data of a request travels.
 #[derive(Clone, Copy, Debug)]
-pub enum Data<'a> {
+pub enum Data {
     /// A FREE has none.
     None,
-    /// Behind the request.
-    Inline(&'a [u8]),
+    /// So many octets, which the caller sends behind the request in the same message.
+    Inline(u32),
     /// The target moves it.
     Described {
         /// Where it lies, or goes.
@@ -127,18 +127,17 @@ impl<C> Session<C> {
         })
     }
 
-    /// The message of `ready`; it is outstanding from here on.
-    pub fn send(&mut self, ready: Ready<C>, data: Data<'_>) -> Packed {
+    /// The message of `ready`, up to its inline data; it is outstanding from here on.
+    pub fn send(&mut self, ready: Ready<C>, data: Data) -> Packed {
         let Ready { operation, handle } = ready;
         let request_id = self.next_request_id;
         self.next_request_id = self.next_request_id.wrapping_add(1);
-        let (mut flags, mut described, mut inline_data) = (operation.flags, DataDescriptor::default(), &[][..]);
+        let (mut flags, mut described) = (operation.flags, DataDescriptor::default());
         match data {
             Data::None => {}
-            Data::Inline(octets) => {
+            Data::Inline(length_bytes) => {
                 flags |= RequestFlag::INLINE;
-                described.length = octets.len() as u32; // a message has at most 2^32 - 1 octets
-                inline_data = octets;
+                described.length = length_bytes;
             }
             Data::Described { descriptor, alone } => {
                 if alone && self.terms.invalidate {
@@ -167,7 +166,7 @@ impl<C> Session<C> {
                 length_bytes,
             },
         );
-        request.pack(inline_data)
+        request.pack(&[])
     }
 
     /// `ready` will not be sent; its operation.

@@ -31,10 +31,13 @@ fn operation(kind: Kind, handle: Option<u64>, name: &'static str) -> Operation<&
 }
 
 /// Submit, and send at once; the request as a target reads it.
-fn sent(session: &mut Sessions, one: Operation<&'static str>, data: Data<'_>) -> Request {
+fn sent(session: &mut Sessions, one: Operation<&'static str>, data: Data) -> Request {
     session.submit(one);
     let ready = session.ready().expect("there is a credit").expect("there is a handle");
-    let message = session.send(ready, data);
+    let mut message = session.send(ready, data);
+    if let Data::Inline(length_bytes) = data {
+        message.extend(vec![0; length_bytes as usize]);
+    }
     Request::parse(&message, message.len() as u32).expect("a well-formed request")
 }
 
@@ -49,7 +52,7 @@ fn answer(request: &Request, status: Status) -> Completion {
     }
 }
 
-fn described(alone: bool) -> Data<'static> {
+fn described(alone: bool) -> Data {
     let descriptor = BUFFER;
     Data::Described { descriptor, alone }
 }
@@ -63,11 +66,7 @@ fn a_request_says_what_the_operation_says() {
         (Kind::Load, 1, 7, 3)
     );
     assert_eq!((load.data, load.flags), (BUFFER, RequestFlag::INVALIDATE));
-    let store = sent(
-        &mut session,
-        operation(Kind::Store, Some(8), "store"),
-        Data::Inline(b"abc"),
-    );
+    let store = sent(&mut session, operation(Kind::Store, Some(8), "store"), Data::Inline(3));
     assert_eq!(
         (store.request_id, store.flags, store.inline_bytes),
         (2, RequestFlag::INLINE, 3)
@@ -108,12 +107,12 @@ fn no_more_requests_are_outstanding_than_there_are_credits() {
 #[test]
 fn a_handle_that_is_bound_after_all_makes_room_for_another() {
     let mut session = Sessions::new(TERMS);
-    let first = sent(&mut session, operation(Kind::AllocStore, None, "a"), Data::Inline(b""));
+    let first = sent(&mut session, operation(Kind::AllocStore, None, "a"), Data::Inline(0));
     assert_eq!(first.handle, FIRST_HANDLE);
     let again = session.received(&answer(&first, Status::AlreadyBound).pack()).unwrap();
     assert!(matches!(again, Ended::Again));
     let ready = session.ready().unwrap().unwrap();
-    let message = session.send(ready, Data::Inline(b""));
+    let message = session.send(ready, Data::Inline(0));
     let second = Request::parse(&message, message.len() as u32).unwrap();
     assert_eq!((second.handle, second.request_id), (FIRST_HANDLE + 1, 2));
 }
@@ -124,14 +123,14 @@ fn without_a_free_handle_nothing_is_sent() {
         handle_count: 1,
         ..TERMS
     });
-    let first = sent(&mut session, operation(Kind::AllocStore, None, "a"), Data::Inline(b""));
+    let first = sent(&mut session, operation(Kind::AllocStore, None, "a"), Data::Inline(0));
     session.submit(operation(Kind::AllocStore, None, "b"));
     assert!(matches!(
         session.ready(),
         Some(Err(Ended::NoHandle(Operation { context: "b", .. })))
     ));
     session.received(&answer(&first, Status::LengthError).pack()).unwrap();
-    let second = sent(&mut session, operation(Kind::AllocStore, None, "c"), Data::Inline(b""));
+    let second = sent(&mut session, operation(Kind::AllocStore, None, "c"), Data::Inline(0));
     assert_eq!(second.handle, FIRST_HANDLE); // nothing was bound to it
 }
 

@@ -1,0 +1,79 @@
+"""`python -m interop`: the guest is built and booted, every check is made: a line each; the status says if all hold."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from pathlib import Path
+
+from interop.checks import Check, Suite
+from interop.guest.image import OUTPUT, BuildFailed, build, images_folder
+from interop.guest.machine import Guest, GuestFailed, has_kvm
+from interop.guest.packages import PackagesMissing
+from interop.progress import Progress
+from interop.suites import SUITES
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m interop", description=__doc__)
+    parser.add_argument("-k", dest="words", action="append", default=[], help="only checks whose name holds this")
+    parser.add_argument("--list", action="store_true", help="only name the checks")
+    parser.add_argument("--tcg", action="store_true", help="no KVM even where there is one")
+    parser.add_argument("--images", type=Path, default=images_folder(), help="folder where the guest is built")
+    arguments = parser.parse_args()
+    suites = [
+        dataclasses.replace(suite, checks=chosen)
+        for suite in SUITES
+        if (chosen := [one for one in suite.checks if all(word in one.name for word in arguments.words)])
+    ]
+    if arguments.list:
+        for suite in suites:
+            for check in suite.checks:
+                print(check.name)
+        return 0
+    progress = Progress()
+    failed: list[str] = []
+    try:
+        image = build(arguments.images, progress)
+        for suite in suites:
+            failed += _run(suite, image, progress, tcg=arguments.tcg)
+    except (BuildFailed, GuestFailed, PackagesMissing) as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    count = sum(len(suite.checks) for suite in suites)
+    progress.tell(f"{count - len(failed)} of {count} checks hold" + "".join(f"\n  does not: {name}" for name in failed))
+    return 1 if failed or not count else 0
+
+
+def _run(suite: Suite, image: Path, progress: Progress, *, tcg: bool) -> list[str]:
+    """The names of the checks that fail."""
+    folder = OUTPUT / "guests" / suite.name
+    boot = dataclasses.replace(suite.boot, kvm=has_kvm() and not tcg, recording=folder / "packets.pcap")
+    progress.tell(f"booting the guest for {suite.name}, {'with KVM' if boot.kvm else 'without KVM'}")
+    failed = []
+    with Guest.boot(image, folder, boot) as guest:
+        for check in suite.checks:
+            began_s = time.monotonic()
+            why = _why_not(check, guest)
+            took = f"{time.monotonic() - began_s:.1f} s"
+            progress.tell(f"holds: {check.name} ({took})" if why is None else f"FAILS: {check.name} ({took}): {why}")
+            if why is not None:
+                failed.append(check.name)
+    return failed
+
+
+def _why_not(check: Check, guest: Guest) -> str | None:
+    try:
+        check.run(guest)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

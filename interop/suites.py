@@ -1,0 +1,15 @@
+"""All checks, by the boot of the guest that they share."""
+
+from __future__ import annotations
+
+from interop import kbtp_in_guest, siw_rping, vanishing
+from interop.checks import ROOT, Suite
+from interop.guest.machine import Boot, Driver
+
+SUITES = (
+    Suite(
+        "siw",
+        Boot(driver=Driver.SIW, share=ROOT, forwards=(*siw_rping.PORTS.values(), *kbtp_in_guest.PORTS)),
+        [*siw_rping.checks(), *kbtp_in_guest.checks(), *vanishing.checks()],
+    ),
+)

@@ -1,0 +1,38 @@
+"""Records that this process has seen in the index: what they say is tried while the index is asked for it anew."""
+
+from __future__ import annotations
+
+from kbtp.cache.record import Record
+from kbtp.limits import CACHE_REMEMBERED_MAX_BLOCKS
+
+
+class Remembered:
+    """The last record under each name, of those used most recently; bounded by the blocks that all of them name."""
+
+    def __init__(self, most_blocks: int = CACHE_REMEMBERED_MAX_BLOCKS) -> None:
+        self._most_blocks = most_blocks
+        self._blocks = 0
+        self._records: dict[bytes, tuple[bytes, Record, int]] = {}
+
+    def get(self, name: bytes) -> tuple[bytes, Record, int] | None:
+        """Its octets, what they say, and what it counts for."""
+        return self._records.get(name)
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._records
+
+    def keep(self, name: bytes, octets: bytes, record: Record) -> None:
+        """It was there just now."""
+        self.forget(name)
+        blocks = 1 + len(record.copies) * record.block_count
+        if blocks > self._most_blocks:
+            return
+        self._records[name] = octets, record, blocks
+        self._blocks += blocks
+        while self._blocks > self._most_blocks:
+            self.forget(next(iter(self._records)))
+
+    def forget(self, name: bytes) -> None:
+        known = self._records.pop(name, None)
+        if known is not None:
+            self._blocks -= known[2]
