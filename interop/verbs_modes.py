@@ -1,4 +1,4 @@
-"""What KBTP has on InfiniBand and RoCEv2 alone (draft 9.2): completion records, direct allocation with the unmasked Head.
+"""What KBTP has on InfiniBand and RoCEv2 alone (draft 9.2): completion records, direct allocation, the unmasked Head.
 
 Target and initiators in one process over one device: `python -m interop.verbs_modes ADDRESS`.
 """
@@ -100,6 +100,13 @@ class TicketTaker:
         at = done.wr_id * MESSAGE_BYTES
         return parse_response(memoryview(self.memory)[at : at + done.length])
 
+    def slot(self, ring_stag: int, where: int) -> bytes:
+        """Of the ring: Sequence, and from octet 8 on Block Offset."""
+        slot_at = 3 * MESSAGE_BYTES
+        self.stream.post([RdmaRead(2, Sge(self.region, slot_at, 16), ring_stag, where)])
+        self.event(WcOpcode.RDMA_READ)
+        return bytes(self.memory[slot_at : slot_at + 16])
+
     def run(self) -> None:
         self.event()
         hello = Hello(0, DIRECT_MODES, requested_quota=2, requested_handles=2, completion_credits=2, max_message=1024)
@@ -110,12 +117,12 @@ class TicketTaker:
         taken = self.event(WcOpcode.ATOMIC)
         assert isinstance(taken, WorkCompletion)
         ticket = taken.value >> 32
-        slot_at = 3 * MESSAGE_BYTES
         where = ack.ring_offset + 16 * (ticket % (1 << ack.ring_order))
-        self.stream.post([RdmaRead(2, Sge(self.region, slot_at, 16), ack.ring_stag, where)])
-        self.event(WcOpcode.RDMA_READ)
-        block_offset = int.from_bytes(self.memory[slot_at + 8 : slot_at + 16], "big")
-        time.sleep(2 * TICKET_TIMEOUT_S)  # the ticket runs out, which is what this is about
+        slot = self.slot(ack.ring_stag, where)
+        block_offset = int.from_bytes(slot[8:], "big")
+        deadline_s = time.monotonic() + PATIENCE_S
+        while self.slot(ack.ring_stag, where) == slot:  # until the target has reclaimed it
+            assert time.monotonic() < deadline_s, "a ticket that is never bound is never reclaimed"
         bind = Bind(9, ack.first_handle, 0, RequestFlag.SEAL, ticket, 4, block_offset)
         self.stream.post([Send(3, inline=bind.pack())])
         answer = self.message()
