@@ -6,8 +6,10 @@ import argparse
 import dataclasses
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
+from interop import beside
 from interop.checks import Check, Suite
 from interop.guest.image import OUTPUT, BuildFailed, build, images_folder
 from interop.guest.machine import Guest, GuestFailed, has_kvm
@@ -28,7 +30,9 @@ def main() -> int:
         for suite in SUITES
         if (chosen := [one for one in suite.checks if all(word in one.name for word in arguments.words)])
     ]
+    bare = all(word in beside.NAME for word in arguments.words)
     if arguments.list:
+        print("\n".join([beside.NAME] * bare))
         for suite in suites:
             for check in suite.checks:
                 print(check.name)
@@ -36,16 +40,20 @@ def main() -> int:
     progress = Progress()
     failed: list[str] = []
     try:
-        image = build(arguments.images, progress)
-        for suite in suites:
-            failed += _run(suite, image, progress, tcg=arguments.tcg)
+        with beside.bare_install() if bare else nullcontext() as installing:
+            if suites:
+                image = build(arguments.images, progress)
+            for suite in suites:
+                failed += _run(suite, image, progress, tcg=arguments.tcg)
+            if installing is not None:
+                failed += _told(beside.NAME, installing.why_not(), progress, "beside the others")
     except (BuildFailed, GuestFailed, PackagesMissing) as error:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    count = sum(len(suite.checks) for suite in suites)
+    count = sum(len(suite.checks) for suite in suites) + bare
     progress.tell(f"{count - len(failed)} of {count} checks hold" + "".join(f"\n  does not: {name}" for name in failed))
     return 1 if failed or not count else 0
 
@@ -60,11 +68,17 @@ def _run(suite: Suite, image: Path, progress: Progress, *, tcg: bool) -> list[st
         for check in suite.checks:
             began_s = time.monotonic()
             why = _why_not(check, guest)
-            took = f"{time.monotonic() - began_s:.1f} s"
-            progress.tell(f"holds: {check.name} ({took})" if why is None else f"FAILS: {check.name} ({took}): {why}")
-            if why is not None:
-                failed.append(check.name)
+            failed += _told(check.name, why, progress, f"{time.monotonic() - began_s:.1f} s")
     return failed
+
+
+def _told(name: str, why_not: str | None, progress: Progress, took: str) -> list[str]:
+    """The name if it fails."""
+    if why_not is None:
+        progress.tell(f"holds: {name} ({took})")
+        return []
+    progress.tell(f"FAILS: {name} ({took}): {why_not}")
+    return [name]
 
 
 def _why_not(check: Check, guest: Guest) -> str | None:

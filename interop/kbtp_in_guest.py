@@ -23,7 +23,7 @@ PYTHON_IN_GUEST = "env PYTHONPATH=/mnt/python:/mnt python3"
 START_S = 120.0
 """Without KVM the first import of everything takes its time."""
 
-OPERATIONS = 200
+OPERATIONS = 50
 OPERATIONS_S = 120.0
 
 _SERVE = ["--block-size", str(BLOCK_BYTES), "--pool-blocks", "64", "--max-quota", str(QUOTA), "--direct", "load"]
@@ -63,8 +63,16 @@ def target_here(rnic: str, *options: str) -> Iterator[tuple[subprocess.Popen[str
 
 def operate_here(url: str, rnic: str, *, count: int, multiple_bytes: int = 1) -> str:
     """What was done. Raises CheckFailed. Over siw lengths are multiples of 4: see docs/testing.md."""
-    command = [sys.executable, "-m", "interop.operations", url, "--rnic", rnic, "--count", str(count)]
-    command += ["--multiple", str(multiple_bytes)]
+    return _here("operations", url, "--rnic", rnic, "--count", str(count), "--multiple", str(multiple_bytes))
+
+
+def connect_here(url: str, rnic: str, *, count: int, multiple_bytes: int) -> str:
+    """Sessions one after the other: what became of them. Raises CheckFailed."""
+    return _here("connections", url, "--rnic", rnic, "--count", str(count), "--multiple", str(multiple_bytes))
+
+
+def _here(program: str, *arguments: str) -> str:
+    command = [sys.executable, "-m", f"interop.{program}", *arguments]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'python'}:{ROOT}"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=OPERATIONS_S, check=False)
     if done.returncode:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from interop.checks import Check, CheckFailed
+from interop.checks import RNICS, Check, CheckFailed
 from interop.guest.machine import GUEST_ADDRESS, Guest
 from interop.kbtp_in_guest import (
     OPERATIONS_S,
     PYTHON_IN_GUEST,
     START_S,
+    connect_here,
     operate_here,
     operate_in_guest,
     target_here,
@@ -19,6 +20,7 @@ from kbtp.limits import DEFAULT_PORT
 
 RNIC = "rdma_core"
 OPERATIONS = 1000
+CONNECTIONS = 200
 MULTIPLE_BYTES = 4
 """Over siw: see docs/testing.md."""
 
@@ -28,6 +30,10 @@ def siw_checks() -> list[Check]:
         Check("rdma_core: every kind of work over siw", partial(_program, "verbs_loop")),
         Check("kbtp: target on siw, initiator here in user space", _target_on_siw),
         Check("kbtp: target here in user space, initiator on siw", _initiator_on_siw),
+        *[
+            Check(f"kbtp: {CONNECTIONS} sessions of {name} with a target on siw, none lost", partial(_sessions, name))
+            for name in RNICS
+        ],
     ]
 
 
@@ -53,6 +59,11 @@ def _target_on_siw(guest: Guest) -> None:
 def _initiator_on_siw(guest: Guest) -> None:
     with target_here("native") as (_, url):
         operate_in_guest(guest, url, RNIC, count=OPERATIONS, multiple_bytes=MULTIPLE_BYTES)
+
+
+def _sessions(rnic: str, guest: Guest) -> None:
+    with target_in_guest(guest, RNIC) as url:
+        connect_here(url, rnic, count=CONNECTIONS, multiple_bytes=MULTIPLE_BYTES)
 
 
 def _both_on_rxe(guest: Guest) -> None:

@@ -1,0 +1,39 @@
+"""A check that needs no guest and is made beside the others: interop/bare_install.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from interop.checks import ROOT
+
+NAME = "the wheel where there is no rdma-core: import, serve and doctor work"
+TIMEOUT_S = 600.0
+
+
+class BareInstall:
+    """Under way in a process of its own."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def why_not(self) -> str | None:
+        """Once it is done: what does not hold."""
+        try:
+            output, _ = self._process.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return f"not done after {TIMEOUT_S:.0f} s"
+        return output if self._process.returncode else None
+
+
+@contextmanager
+def bare_install() -> Iterator[BareInstall]:
+    command = [sys.executable, str(ROOT / "interop" / "bare_install.py")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    with process:
+        try:
+            yield BareInstall(process)
+        finally:
+            process.terminate()
