@@ -1,10 +1,10 @@
-"""A check that needs no guest and is made beside the others: interop/bare_install.py."""
+"""What runs beside a suite, in processes of its own: bare_install.py, which needs no guest, and other suites."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from interop.checks import ROOT
@@ -35,5 +35,16 @@ def bare_install() -> Iterator[BareInstall]:
     with process:
         try:
             yield BareInstall(process)
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def suite(name: str, arguments: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """`python -m interop` for the checks with that driver alone; its status says if they hold."""
+    command = ["setpriv", "--pdeathsig", "TERM", sys.executable, "-m", "interop", *arguments, "--driver", name]
+    with subprocess.Popen(command) as process:
+        try:
+            yield process
         finally:
             process.terminate()

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from interop.checks import RNICS, ROOT, Check, CheckFailed
+from interop.checks import ROOT, CheckFailed
 from interop.guest.machine import HOST_ADDRESS, Guest
 from interop.operations import BLOCK_BYTES, QUOTA
 from kbtp.limits import DEFAULT_PORT
@@ -23,18 +23,10 @@ PYTHON_IN_GUEST = "env PYTHONPATH=/mnt/python:/mnt python3"
 START_S = 120.0
 """Without KVM the first import of everything takes its time."""
 
-OPERATIONS = 50
 OPERATIONS_S = 120.0
 
 _SERVE = ["--block-size", str(BLOCK_BYTES), "--pool-blocks", "64", "--max-quota", str(QUOTA), "--direct", "load"]
 _READY = "kbtp://"
-
-
-def checks() -> list[Check]:
-    return [
-        Check("kbtp: target in the guest, initiators here, user-space RNICs", _target_in_guest),
-        Check("kbtp: target here, initiator in the guest, user-space RNICs", _initiator_in_guest),
-    ]
 
 
 @contextmanager
@@ -89,14 +81,3 @@ def operate_in_guest(guest: Guest, url: str, rnic: str, *, count: int, multiple_
     if done.status:
         raise CheckFailed(done.output)
     return done.output
-
-
-def _target_in_guest(guest: Guest) -> None:
-    with target_in_guest(guest, "native") as url:
-        for rnic in RNICS:
-            operate_here(url, rnic, count=OPERATIONS)
-
-
-def _initiator_in_guest(guest: Guest) -> None:
-    with target_here("native") as (_, url):
-        operate_in_guest(guest, url, "native", count=OPERATIONS)
