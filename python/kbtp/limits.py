@@ -126,7 +126,8 @@ DEFAULT_INITIATOR_MAX_MESSAGE_BYTES = 1024
 DEFAULT_TIMEOUT_S = 30.0
 DEFAULT_CONNECT_TIMEOUT_S = 10.0
 HELLO_ACK_TIMEOUT_S = 3.0  # then the initiator tries again on a new connection (3)
-HELLO_DELAY_S = 0.1  # from the Reply to HELLO on the second connection; four times as much on each further one (3)
+HELLO_DELAY_S = 0.005  # from the Reply to HELLO (3)
+HELLO_DELAY_AGAIN_S = 0.1  # on the second connection, and four times as much on each further one
 HELLO_DELAY_MAX_S = 1.6
 DEFAULT_INLINE_MAX_BYTES = 4096
 DIRECT_LOAD_INTERVAL_S = 0.1  # between the two reads of an entry; in longer ones a Generation may come again (6.3)
@@ -182,7 +183,7 @@ assert DEFAULT_POOL_BLOCKS <= 1 << RING_ORDER_MAX
 assert DRAIN_S < DEFAULT_TIMEOUT_S
 assert TCP_KEEPALIVE_IDLE_S + TCP_KEEPALIVE_INTERVAL_S * TCP_KEEPALIVE_PROBES <= TCP_USER_TIMEOUT_S
 assert RNIC_READ_DEPTH_MAX <= IRD_ORD_MAX
-assert HELLO_DELAY_S <= HELLO_DELAY_MAX_S < HELLO_ACK_TIMEOUT_S < DEFAULT_CONNECT_TIMEOUT_S
+assert HELLO_DELAY_S <= HELLO_DELAY_AGAIN_S <= HELLO_DELAY_MAX_S < HELLO_ACK_TIMEOUT_S < DEFAULT_CONNECT_TIMEOUT_S
 assert HELLO_DELAY_MAX_S < HELLO_TIMEOUT_S
 assert DIRECT_SLOT_WAIT_S <= DIRECT_SLOT_WAIT_MAX_S
 assert DEFAULT_POOL_BASE % POOL_BASE_ALIGN_BYTES == 0

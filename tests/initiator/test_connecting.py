@@ -188,7 +188,7 @@ def test_hello_waits_on_a_second_connection(
 ) -> None:
     """Profile 3 "A HELLO that is overlooked": it may have come too soon after the Reply; here it waits for ever."""
     monkeypatch.setattr("kbtp.limits.HELLO_ACK_TIMEOUT_S", 0.1)
-    monkeypatch.setattr("kbtp.limits.HELLO_DELAY_S", 100.0)
+    monkeypatch.setattr("kbtp.limits.HELLO_DELAY_AGAIN_S", 100.0)
     monkeypatch.setattr("kbtp.limits.HELLO_DELAY_MAX_S", 100.0)
     behind_the_reply: list[bytes] = []
 
@@ -211,7 +211,7 @@ def test_hello_waits_on_a_second_connection(
     assert not second
 
 
-@pytest.mark.parametrize(("attempt", "delay_s"), [(1, 0.0), (2, 0.1), (3, 0.4), (4, 1.6), (5, 1.6)])
+@pytest.mark.parametrize(("attempt", "delay_s"), [(1, 0.005), (2, 0.1), (3, 0.4), (4, 1.6), (5, 1.6)])
 def test_how_long_hello_waits(attempt: int, delay_s: float) -> None:
     assert hello_delay_s(attempt) == pytest.approx(delay_s)
 
@@ -221,7 +221,7 @@ def test_hello_is_sent_again_on_a_new_connection(
 ) -> None:
     """Profile 3: an initiator that gets no HELLO_ACK in time retries on a new connection."""
     monkeypatch.setattr("kbtp.limits.HELLO_ACK_TIMEOUT_S", 0.1)
-    monkeypatch.setattr("kbtp.limits.HELLO_DELAY_S", 0.0)
+    monkeypatch.setattr("kbtp.limits.HELLO_DELAY_AGAIN_S", 0.0)
 
     def script(target: Any) -> None:
         target.accept()

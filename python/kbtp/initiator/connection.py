@@ -158,7 +158,7 @@ class Connection:
         self._unsent_hello = self._said.octets
 
     def _send_hello(self, now_s: float) -> None:
-        """At once, but on further attempts after a while: one right behind the Reply can be overlooked (profile 3)."""
+        """A while after the Reply, for one right behind it can be overlooked; longer on further attempts."""
         if self._unsent_hello is None or self._stream is None:
             return
         if self._hello_at_s is None:
@@ -387,10 +387,10 @@ class Connection:
 
 
 def hello_delay_s(attempt: int) -> float:
-    """From the Reply to HELLO on the `attempt`th connection."""
+    """From the Reply to HELLO on the `attempt`th connection, counted from 1."""
     if attempt == 1:
-        return 0.0
-    return min(limits.HELLO_DELAY_S * 4.0 ** (attempt - 2), limits.HELLO_DELAY_MAX_S)
+        return limits.HELLO_DELAY_S
+    return min(limits.HELLO_DELAY_AGAIN_S * 4.0 ** (attempt - 2), limits.HELLO_DELAY_MAX_S)
 
 
 def deadline_exceeded(address: Address, limit_s: float) -> DeadlineExceeded:
