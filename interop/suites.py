@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from interop import kbtp_in_guest, siw_rping, vanishing
+from interop import kbtp_in_guest, siw_rping, vanishing, verbs_checks
 from interop.checks import ROOT, Suite
 from interop.guest.machine import Boot, Driver
 
@@ -10,6 +10,11 @@ SUITES = (
     Suite(
         "siw",
         Boot(driver=Driver.SIW, share=ROOT, forwards=(*siw_rping.PORTS.values(), *kbtp_in_guest.PORTS)),
-        [*siw_rping.checks(), *kbtp_in_guest.checks(), *vanishing.checks()],
+        [*siw_rping.checks(), *kbtp_in_guest.checks(), *verbs_checks.siw_checks(), *vanishing.checks()],
+    ),
+    Suite(
+        "rxe",
+        Boot(driver=Driver.RXE, share=ROOT, forwards=kbtp_in_guest.PORTS),
+        verbs_checks.rxe_checks(),
     ),
 )

@@ -8,8 +8,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
+from typing import TypeVar
 
+from kbtp.atomics import MASK64
+from kbtp.errors import ConnectionLost
 from kbtp.rnic import open_rnic
 from kbtp.verbs.api import (
     Access,
@@ -19,6 +21,7 @@ from kbtp.verbs.api import (
     Established,
     Event,
     FetchAdd,
+    MemoryRegion,
     RdmaRead,
     RdmaWrite,
     RdmaWriteImmediate,
@@ -32,7 +35,13 @@ from kbtp.verbs.api import (
     WorkCompletion,
 )
 
-PATIENCE_S = 15.0
+PATIENCE_S = 20.0
+MESSAGE_BYTES = 4096
+RECEIVES = 4
+LONG_BYTES = 20 << 20
+"""More than rxe sends as one message."""
+
+_EventT = TypeVar("_EventT", bound=Event)
 
 
 class Ends:
@@ -44,132 +53,144 @@ class Ends:
         self.passive, self.active = self.rnic.open_channel(), self.rnic.open_channel()
         self.listener = self.passive.listen(address, 0)
         self.address = address
-        self.events: list[tuple[str, Event]] = []
-        self.accepted: Stream | None = None
+        self.events: list[tuple[Channel, Event]] = []
         self.answer: Callable[[ConnectRequest], None] = self.accept
-        self.memory = bytearray(64 * 1024)
+        self.accepted: Stream | None = None
+        self.memory = bytearray(2 * RECEIVES * MESSAGE_BYTES)
         self.region = self.rnic.register(self.memory, Access.NONE, pd=self.pd)
 
-    def receives(self, base: int) -> list[Recv]:
-        return [Recv(slot, Sge(self.region, base + slot * 4096, 4096)) for slot in range(4)]
+    def receive(self, slot: int) -> Recv:
+        return Recv(slot, Sge(self.region, slot * MESSAGE_BYTES, MESSAGE_BYTES))
 
     def accept(self, request: ConnectRequest) -> None:
-        self.accepted = request.accept(
-            pd=self.pd, private_data=b"yes" + bytes(21), ird=8, ord_=8, receives=self.receives(0)
+        receives = [self.receive(slot) for slot in range(RECEIVES)]
+        self.accepted = request.accept(pd=self.pd, private_data=b"yes", ird=8, ord_=8, receives=receives)
+
+    def begin(self) -> Stream:
+        receives = [self.receive(RECEIVES + slot) for slot in range(RECEIVES)]
+        port = self.listener.address[1]
+        return self.active.connect(
+            self.address, port, pd=self.pd, private_data=b"hello", ird=8, ord_=8, timeout_s=10, receives=receives
         )
 
     def connect(self) -> Stream:
-        return self.active.connect(
-            self.address,
-            self.listener.address[1],
-            pd=self.pd,
-            private_data=b"hello" + bytes(19),
-            ird=8,
-            ord_=8,
-            timeout_s=10,
-            receives=self.receives(32768),
-        )
+        self.events.clear()
+        stream = self.begin()
+        self.until(lambda: bool(self.of(self.active, Established)))
+        return stream
 
     def until(self, found: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + PATIENCE_S
         while not found():
-            if time.monotonic() > deadline:
-                ends = [event for _, event in self.events if not isinstance(event, WorkCompletion)]
-                raise SystemExit(f"nothing came of it within {PATIENCE_S:g} s: {ends}")
-            for name, channel in (("passive", self.passive), ("active", self.active)):
-                self._reap(name, channel)
+            if time.monotonic() > deadline_s:
+                seen = [event for _, event in self.events if not isinstance(event, WorkCompletion)]
+                raise SystemExit(f"nothing came of it within {PATIENCE_S:g} s: {seen}")
+            for channel in (self.passive, self.active):
+                for event in channel.poll(0.01):
+                    if isinstance(event, ConnectRequest):
+                        self.answer(event)
+                    self.events.append((channel, event))
 
-    def _reap(self, name: str, channel: Channel) -> None:
-        for event in channel.poll(0.01):
-            if isinstance(event, ConnectRequest):
-                self.answer(event)
-            self.events.append((name, event))
+    def of(self, channel: Channel, kind: type[_EventT]) -> list[_EventT]:
+        return [event for where, event in self.events if where is channel and isinstance(event, kind)]
 
-    def has_received(self, count: int) -> bool:
-        return len(self.completions("passive", WcOpcode.RECV)) >= count
+    def completions(self, channel: Channel, opcode: WcOpcode) -> list[WorkCompletion]:
+        return [one for one in self.of(channel, WorkCompletion) if one.opcode is opcode]
 
-    def of(self, name: str, kind: type) -> list:
-        return [event for who, event in self.events if who == name and isinstance(event, kind)]
+    def await_completions(self, channel: Channel, opcode: WcOpcode, count: int = 1) -> list[WorkCompletion]:
+        self.until(lambda: len(self.completions(channel, opcode)) >= count)
+        return self.completions(channel, opcode)
 
-    def completions(self, name: str, opcode: WcOpcode) -> list[WorkCompletion]:
-        return [one for one in self.of(name, WorkCompletion) if one.opcode is opcode]
+    def both_ended(self) -> tuple[StreamEnded, StreamEnded]:
+        self.until(lambda: bool(self.of(self.active, StreamEnded)) and bool(self.of(self.passive, StreamEnded)))
+        return self.of(self.active, StreamEnded)[0], self.of(self.passive, StreamEnded)[0]
+
+    def register(self, octets: bytearray, access: Access = Access.NONE) -> MemoryRegion:
+        return self.rnic.register(octets, access, pd=self.pd)
+
+
+def sends(ends: Ends) -> None:
+    stream = ends.connect()
+    assert stream.ord_ and stream.ird, "both sides asked for 8"
+    for count, size in enumerate((0, 5, 300, MESSAGE_BYTES), start=1):
+        stream.post([Send(size, inline=bytes([count]) * size)])
+        got = ends.await_completions(ends.passive, WcOpcode.RECV, count)[-1]
+        at = got.wr_id * MESSAGE_BYTES
+        assert got.length == size and ends.memory[at : at + size] == bytes([count]) * size
+    _end(ends, stream)
+
+
+def reads_and_writes(ends: Ends) -> None:
+    stream = ends.connect()
+    source = bytearray(bytes(range(256)) * (LONG_BYTES // 256))
+    there, back = bytearray(LONG_BYTES), bytearray(LONG_BYTES)
+    target = ends.register(there, Access.REMOTE_WRITE | Access.REMOTE_READ)
+    stream.post([RdmaWrite(1, (Sge(ends.register(source), 0, LONG_BYTES),), target.stag, target.base_to)])
+    ends.await_completions(ends.active, WcOpcode.RDMA_WRITE)
+    stream.post([RdmaRead(2, Sge(ends.register(back), 0, LONG_BYTES), target.stag, target.base_to)])
+    ends.await_completions(ends.active, WcOpcode.RDMA_READ)
+    assert there == source == back
+    target.revoke()
+    _end(ends, stream)
+
+
+def atomics(ends: Ends) -> None:
+    stream = ends.connect()
+    word = bytearray((5).to_bytes(8, sys.byteorder))
+    region = ends.register(word, Access.REMOTE_ATOMIC)
+    stream.post([FetchAdd(3, region.stag, region.base_to, 7, 0)])
+    stream.post([CompareSwap(4, region.stag, region.base_to, 99, MASK64, 12, MASK64)])
+    done = ends.await_completions(ends.active, WcOpcode.ATOMIC, 2)
+    assert [one.value for one in done] == [5, 12] and int.from_bytes(word, sys.byteorder) == 99
+    _end(ends, stream)
+
+
+def write_with_immediate(ends: Ends) -> None:
+    stream = ends.connect()
+    there = bytearray(64)
+    region = ends.register(there, Access.REMOTE_WRITE)
+    stream.post([RdmaWriteImmediate(5, b"r" * 24, region.stag, region.base_to + 8, 0x12345678)])
+    (record,) = ends.await_completions(ends.passive, WcOpcode.RECV_IMMEDIATE)
+    assert record.immediate == bytes.fromhex("00000000 12345678") and there[8:32] == b"r" * 24
+    _end(ends, stream)
+
+
+def a_wrong_stag(ends: Ends) -> None:
+    stream = ends.connect()
+    source = ends.register(bytearray(100))
+    stream.post([RdmaRead(1, Sge(source, 0, 100), 0x1234500, 0)])
+    ended, _ = ends.both_ended()
+    assert isinstance(ended.reason, ConnectionLost), ended
+
+
+def refusals(ends: Ends) -> None:
+    ends.events.clear()
+    ends.answer = lambda request: request.reject(b"no")
+    ends.begin()
+    ends.until(lambda: bool(ends.of(ends.active, Rejected)))
+    assert ends.of(ends.active, Rejected)[0].private_data.startswith(b"no")
+    ends.listener.close()
+    ends.begin()
+    ends.until(lambda: bool(ends.of(ends.active, StreamEnded)))
+    assert "nobody listens there" in str(ends.of(ends.active, StreamEnded)[0].reason)
+
+
+def _end(ends: Ends, stream: Stream) -> None:
+    stream.disconnect()
+    assert [ended.reason for ended in ends.both_ended()] == [None, None]
 
 
 def main(address: str) -> None:
     ends = Ends(address)
-    print(ends.rnic.name, ends.rnic.capabilities)
-    stream = ends.connect()
-    ends.until(lambda: bool(ends.of("active", Established)))
-    print("established", ends.of("active", Established)[0].private_data[:5], stream.ird, stream.ord_, ends.accepted)
-    peer = ends.accepted
-    assert peer is not None
-    # Send, short and long, both ways
-    for size in (5, 300, 4000):
-        before = len(ends.completions("passive", WcOpcode.RECV))
-        stream.post([Send(size, inline=bytes([size % 251]) * size)])
-        ends.until(partial(ends.has_received, before + 1))
-        got = ends.completions("passive", WcOpcode.RECV)[-1]
-        at = got.wr_id * 4096
-        assert got.length == size and ends.memory[at : at + size] == bytes([size % 251]) * size
-        peer.post_recv([Recv(got.wr_id, Sge(ends.region, at, 4096))])
-    print("sends")
-    size = 20 << 20
-    source, target = bytearray(bytes(range(256)) * (size // 256)), bytearray(size)
-    sregion = ends.rnic.register(source, Access.NONE, pd=ends.pd)
-    tregion = ends.rnic.register(target, Access.REMOTE_WRITE | Access.REMOTE_READ, pd=ends.pd)
-    t0 = time.monotonic()
-    stream.post([RdmaWrite(1, (Sge(sregion, 0, size),), tregion.stag, tregion.base_to)])
-    ends.until(lambda: bool(ends.completions("active", WcOpcode.RDMA_WRITE)))
-    assert target == source
-    print("write", size, time.monotonic() - t0)
-    back = bytearray(size)
-    bregion = ends.rnic.register(back, Access.NONE, pd=ends.pd)
-    stream.post([RdmaRead(2, Sge(bregion, 0, size), tregion.stag, tregion.base_to)])
-    ends.until(lambda: bool(ends.completions("active", WcOpcode.RDMA_READ)))
-    assert back == source
-    print("read")
-    if ends.rnic.capabilities.atomics:
-        word = bytearray((5).to_bytes(8, sys.byteorder))
-        wregion = ends.rnic.register(word, Access.REMOTE_ATOMIC, pd=ends.pd)
-        stream.post([FetchAdd(3, wregion.stag, wregion.base_to, 7, 0)])
-        stream.post([CompareSwap(4, wregion.stag, wregion.base_to, 99, 2**64 - 1, 12, 2**64 - 1)])
-        ends.until(lambda: len(ends.completions("active", WcOpcode.ATOMIC)) == 2)
-        assert [one.value for one in ends.completions("active", WcOpcode.ATOMIC)] == [5, 12]
-        assert int.from_bytes(word, sys.byteorder) == 99
-        print("atomics")
-    if ends.rnic.capabilities.write_with_immediate:
-        stream.post([RdmaWriteImmediate(5, b"r" * 24, tregion.stag, tregion.base_to + 8, 0x12345678)])
-        ends.until(lambda: bool(ends.completions("passive", WcOpcode.RECV_IMMEDIATE)))
-        (record,) = ends.completions("passive", WcOpcode.RECV_IMMEDIATE)
-        assert record.immediate == bytes(4) + bytes.fromhex("12345678") and target[8:32] == b"r" * 24
-        print("write with immediate")
-    # the end, in order
-    stream.disconnect()
-    ends.until(lambda: bool(ends.of("active", StreamEnded)) and bool(ends.of("passive", StreamEnded)))
-    print("ended", ends.of("active", StreamEnded)[0], ends.of("passive", StreamEnded)[0])
-    # a wrong STag
-    ends.events.clear()
-    stream = ends.connect()
-    ends.until(lambda: bool(ends.of("active", Established)))
-    stream.post([RdmaWrite(1, (Sge(sregion, 0, 100),), 0x1234500, tregion.base_to)])
-    ends.until(lambda: bool(ends.of("active", StreamEnded)) and bool(ends.of("passive", StreamEnded)))
-    print("wrong STag:", ends.of("active", StreamEnded)[0], ends.of("passive", StreamEnded)[0])
-    # refused
-    ends.events.clear()
-    ends.answer = lambda request: request.reject(b"no" + bytes(22))
-    ends.connect()
-    ends.until(lambda: bool(ends.of("active", Rejected)) or bool(ends.of("active", StreamEnded)))
-    print("refused:", ends.of("active", Rejected), ends.of("active", StreamEnded))
-    # nobody listens
-    ends.events.clear()
-    ends.listener.close()
-    ends.connect()
-    ends.until(lambda: bool(ends.of("active", StreamEnded)))
-    print("nobody:", ends.of("active", StreamEnded)[0].reason)
+    can = ends.rnic.capabilities
+    steps: list[Callable[[Ends], None]] = [sends, reads_and_writes, a_wrong_stag]
+    steps += [atomics] * can.atomics + [write_with_immediate] * can.write_with_immediate + [refusals]
+    for step in steps:
+        step(ends)
+        print(step.__name__, flush=True)
     ends.passive.close()
     ends.active.close()
     ends.rnic.close()
-    print("all well")
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ SIW_CONSTANTS = ("zcopy_tx", "try_gso", "mpa_crc_required", "mpa_crc_strict", "s
 MODULES = (
     "arch/x86/crypto/crc32c-intel.ko",
     "crypto/crc32c_generic.ko",
+    "crypto/crc32_generic.ko",
     "drivers/infiniband/core",
     "drivers/infiniband/sw",
     "drivers/net/net_failover.ko",

@@ -161,6 +161,9 @@ def serve(
     _check_memory(config)
     try:
         rnic = open_rnic(rnic_name, spin_us=_spin_us(spin_us, index))
+    except OSError as error:
+        raise click.UsageError(f"cannot open the RNIC {rnic_name}: {error}") from None
+    try:
         server = Server(config, rnic, threads=threads, read_keys=keys_again)
     except (MemoryError, OSError) as error:
         raise click.UsageError(f"cannot allocate a pool of {format_size(config.pool_bytes)}: {error}") from None
