@@ -33,7 +33,9 @@ class Profile:
     mpa: str = ""
 
     def setup(self, **more: Any) -> Setup:
-        return Setup(has=self.has, namespace=self.namespace.encode(), patience=PATIENCE, **{**self.times, **more})
+        return Setup(
+            has=self.has | {"iwarp"}, namespace=self.namespace.encode(), patience=PATIENCE, **{**self.times, **more}
+        )
 
 
 TIMES = {"mpa_timeout_s": SHORT_S, "hello_timeout_s": SHORT_S, "drain_s": SHORT_S, "linger_s": SHORT_S}
@@ -81,6 +83,6 @@ def divided(profiles: Sequence[Profile], cases: Sequence[Case]) -> dict[str, lis
     """Each case with the first profile that has all it needs; with the first of all if none has."""
     found: dict[str, list[Case]] = {profile.name: [] for profile in profiles}
     for case in cases:
-        fitting = next((profile for profile in profiles if case.needs <= profile.has), profiles[0])
+        fitting = next((profile for profile in profiles if case.needs - {"iwarp"} <= profile.has), profiles[0])
         found[fitting.name].append(case)
     return found

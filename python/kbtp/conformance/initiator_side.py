@@ -167,15 +167,14 @@ class InitiatorSide:
         return self._next_request_id
 
     def send(self, *requests: Request | bytes, beyond_credits: bool = False) -> None:
-        """Each a Send, all in one write to the socket.
+        """Each a Send, all sent at once.
 
         Raises `NotApplicable` if Request Credits do not allow so many, unless that is what the case is about.
         """
         needed = sum(map(len, self._outstanding.values())) + len(requests)
         if self.ack.request_credits and needed > self.ack.request_credits and not beyond_credits:
             raise NotApplicable(f"the target grants {self.ack.request_credits} requests, the case needs {needed}")
-        octets = [request if isinstance(request, bytes) else request.pack() for request in requests]
-        self.stream.send_ulpdus(*(ulpdu for one in octets for ulpdu in self.stream.ulpdus_of_send(one)))
+        self.stream.send_together(*(one if isinstance(one, bytes) else one.pack() for one in requests))
 
     def answer(self, request: Request | None = None, *, within_s: float | None = None) -> Answer:
         """The completion of `request`, or the next one whatever it completes. Those of others wait for their turn."""
@@ -272,7 +271,7 @@ class InitiatorSide:
         self.call(self.load(self.first, None, flags=RequestFlag.ALLOW_UNSEALED))
 
     def finish(self) -> None:
-        self.stream.tcp.finish()
+        self.stream.finish()
         self.stream.expect_close("after the initiator's FIN")
 
     # --- ---

@@ -19,10 +19,12 @@ from kbtp.conformance.expectations import Expectations
 from kbtp.conformance.initiators import Initiator
 from kbtp.conformance.probe import InitiatorProbe, Probe, TargetProbe
 from kbtp.conformance.result import Outcome, Result
+from kbtp.conformance.rnic_stream import RnicStream
 from kbtp.conformance.rule import Level
 from kbtp.conformance.setup import NEEDS, Setup
 from kbtp.conformance.tcp import Deadline
 from kbtp.errors import ApiMisuse, PeerMisbehaved, WireFormatError
+from kbtp.verbs.api import Rnic
 
 ALIVE_TIMEOUT_S = 5.0
 LISTEN_BACKLOG = 16
@@ -85,11 +87,15 @@ def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
 class TargetRunner:
     """Cases against the target at `address`. A target that no longer listens ends the run: the rest is "not run"."""
 
-    def __init__(self, address: Address, setup: Setup, expectations: Expectations, *, at_once: int = 1) -> None:
+    def __init__(
+        self, address: Address, setup: Setup, expectations: Expectations, *, at_once: int = 1, rnic: Rnic | None = None
+    ) -> None:
+        """`rnic` carries our streams; else the peer by hand speaks iWARP over TCP."""
         self._address = address
         self._setup = setup
         self._expectations = expectations
         self._at_once = at_once
+        self._rnic = rnic
         self._gone_after = ""
 
     def run(self, cases: Sequence[Case]) -> Iterator[Result]:
@@ -111,12 +117,22 @@ class TargetRunner:
         return result
 
     def _probe(self, _case: Case, deadline: Deadline) -> Probe:
-        return TargetProbe(self._setup, deadline, self._address.host, self._address.port)
+        return TargetProbe(self._setup, deadline, self._address.host, self._address.port, self._rnic)
 
     def _listens(self) -> bool:
+        if self._rnic is not None:
+            return self._accepts(self._rnic)
         try:
             socket.create_connection((self._address.host, self._address.port), ALIVE_TIMEOUT_S).close()
         except OSError:
+            return False
+        return True
+
+    def _accepts(self, rnic: Rnic) -> bool:
+        deadline = Deadline(ALIVE_TIMEOUT_S)
+        try:
+            RnicStream.connect(rnic, self._address.host, self._address.port, deadline).close()
+        except Deviation:
             return False
         return True
 

@@ -8,6 +8,7 @@ from kbtp.keys import Key
 from kbtp.limits import DRAIN_S, HELLO_TIMEOUT_S, LINGER_S, MPA_REQUEST_TIMEOUT_S
 
 NEEDS = {
+    "iwarp": "the suite speaks iWARP by hand, with no RNIC between it and the peer",
     "direct-load": "the target grants DIRECT_LOAD to whoever asks",
     "direct-alloc": "the target grants DIRECT_ALLOC to whoever asks",
     "direct": "the initiator loads and allocates directly where it may",
@@ -31,9 +32,10 @@ MARGIN_S = 2.0  # on top of the time that a peer says it waits
 @dataclass(frozen=True, slots=True)
 class Setup:
     """How the peer under test is configured. `keys` are those of the target that we may use; `patience` times as
-    long as usual is waited for what it should do."""
+    long as usual is waited for what it should do. `hello_delay_s` passes between the target's MPA Reply and the first
+    FPDU to it: one that listens for FPDUs only a moment after its Reply overlooks what comes before."""
 
-    has: frozenset[str] = frozenset({"no-keys"})
+    has: frozenset[str] = frozenset({"no-keys", "iwarp"})
     namespace: bytes = b""
     keys: tuple[Key, ...] = ()
     mpa_timeout_s: float = MPA_REQUEST_TIMEOUT_S
@@ -41,3 +43,4 @@ class Setup:
     drain_s: float = DRAIN_S
     linger_s: float = LINGER_S
     patience: float = 1.0
+    hello_delay_s: float = 0.0

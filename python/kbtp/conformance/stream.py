@@ -14,7 +14,7 @@ from kbtp.conformance import segments
 from kbtp.conformance.deviation import Deviation, expect
 from kbtp.conformance.memory import Memory
 from kbtp.conformance.startup import CameFrame, Startup, accepted, receive_frame
-from kbtp.conformance.tcp import Tcp
+from kbtp.conformance.tcp import Deadline, Tcp
 from kbtp.errors import PeerMisbehaved
 from kbtp.iwarp.ddp import MSN_MASK, Segment, TaggedSegment, cut, parse_segment
 from kbtp.iwarp.fpdu import FpduDecoder, FpduEncoder
@@ -115,7 +115,23 @@ class Stream:
         tcp.send(reply.pack())
         return cls(tcp, request, reply, active=False)
 
+    @property
+    def deadline(self) -> Deadline:
+        """That of the case."""
+        return self.tcp.deadline
+
     # --- what we send ---
+
+    def finish(self) -> None:
+        """FIN: we send no more, and go on receiving."""
+        self.tcp.finish()
+
+    def reset(self) -> None:
+        """RST: we vanish."""
+        self.tcp.reset()
+
+    def close(self) -> None:
+        self.tcp.close()
 
     def take_msn(self, qn: int = QN_SEND) -> int:
         """The MSN of our next message on queue `qn`, which is used up by this."""
@@ -151,6 +167,10 @@ class Stream:
 
     def send(self, payload: bytes, *, opcode: int = RdmapOpcode.SEND, invalidate_stag: int = 0) -> None:
         self.send_ulpdus(*self.ulpdus_of_send(payload, opcode=opcode, invalidate_stag=invalidate_stag))
+
+    def send_together(self, *payloads: bytes) -> None:
+        """Each a Send, all in one write to the socket."""
+        self.send_ulpdus(*(ulpdu for payload in payloads for ulpdu in self.ulpdus_of_send(payload)))
 
     def ulpdus_of_tagged(
         self, opcode: int, stag: int, to: int, payload: bytes, *, segment_bytes: int = SEGMENT_PAYLOAD_BYTES

@@ -37,7 +37,7 @@ def a_credit_is_there_when_its_completion_is(probe: TargetProbe) -> None:
         for _ in range(40):
             side.answer()
             side.send(side.load(side.first, None))
-        side.stream.tcp.finish()
+        side.stream.finish()
 
 
 @GROUP.target("KC9")

@@ -101,7 +101,7 @@ class DirectSide:
             if slot.sequence == ticket and not slot.consumed:
                 expect(self.slot_of(ticket) == slot, "the same slot again", self.slot_of(ticket))
                 return slot.block_offset
-            if self.stream.tcp.deadline.passed:
+            if self.stream.deadline.passed:
                 raise Deviation(f"a block in the slot of ticket {ticket}", str(slot))
 
     def put(self, block_offset: int, octets: bytes) -> None:
