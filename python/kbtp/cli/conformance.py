@@ -24,7 +24,7 @@ from kbtp.conformance.initiators import initiators_of
 from kbtp.conformance.report import as_junit, as_object, by_chapter
 from kbtp.conformance.result import Outcome, Result
 from kbtp.conformance.runner import InitiatorRunner, TargetRunner
-from kbtp.conformance.setup import NEEDS, Setup
+from kbtp.conformance.setup import NEEDS, OF_STREAMS, Setup, what_streams_have
 from kbtp.key_file import read_keys
 from kbtp.keys import Key
 from kbtp.rnic import open_rnic
@@ -32,7 +32,7 @@ from kbtp.verbs.api import Rnic
 
 AT_ONCE = 4
 _OF_KEYS = frozenset({"keys", "no-keys", "two-domains"})
-_TO_TELL = [name for name in NEEDS if name not in _OF_KEYS and name != "iwarp"]
+_TO_TELL = [name for name in NEEDS if name not in _OF_KEYS | OF_STREAMS]
 _TOLD = (Outcome.FAILED, Outcome.BROKEN, Outcome.UNEXPECTED, Outcome.NOT_RUN, Outcome.WARNED)
 
 
@@ -108,13 +108,14 @@ def conformance(
     every = catalogue.cases()
     expectations = Expectations.read(expectations_file, every) if expectations_file else Expectations()
     keys = () if key_file is None else tuple(read_keys(key_file))
+    rnic = _open(rnic_name)
     waits_s = (mpa_timeout, hello_timeout, drain, linger)
-    setup = Setup(_has(has, command, keys, rnic_name), namespace.encode(), keys, *waits_s, patience, hello_delay)
+    setup = Setup(_has(has, command, keys, rnic), namespace.encode(), keys, *waits_s, patience, hello_delay)
     runner: TargetRunner | InitiatorRunner
     if Role(role) is Role.TARGET:
         if url is None or command is not None or listen is not None:
             raise click.UsageError("a target under test needs its URL, and neither --run nor --listen")
-        runner = TargetRunner(Address.parse(url), setup, expectations, at_once=at_once, rnic=_open(rnic_name))
+        runner = TargetRunner(Address.parse(url), setup, expectations, at_once=at_once, rnic=rnic)
     else:
         if url is not None:
             raise click.UsageError("an initiator connects to us: give --listen or --run, no URL")
@@ -155,7 +156,7 @@ def _write(junit: Path, text: str) -> None:
         ) from None
 
 
-def _has(text: str, command: str | None, keys: Sequence[Key], rnic_name: str | None) -> frozenset[str]:
+def _has(text: str, command: str | None, keys: Sequence[Key], rnic: Rnic | None) -> frozenset[str]:
     names = frozenset(filter(None, text.split(",")))
     unknown = sorted(names - set(NEEDS))
     if unknown:
@@ -166,7 +167,7 @@ def _has(text: str, command: str | None, keys: Sequence[Key], rnic_name: str | N
     wrong = sorted(names & _OF_KEYS - of_keys)
     if wrong:
         raise click.UsageError(f"--with {wrong[0]}: --key-file says otherwise")
-    return names | of_keys | ({"one-by-one"} if command else set()) | (set() if rnic_name else {"iwarp"})
+    return names | of_keys | ({"one-by-one"} if command else set()) | what_streams_have(rnic)
 
 
 def _check_program(command: str) -> None:

@@ -49,6 +49,11 @@ class Probe(ABC):
         """What sessions authenticate with, unless a case says otherwise."""
         return self.setup.keys[0] if self.setup.keys else None
 
+    @property
+    def by_hand(self) -> bool:
+        """What the peer under test does with our memory is seen step by step."""
+        return "iwarp" in self.setup.has
+
     def wait_s(self, stated_s: float) -> float:
         """How long to wait for what the peer does after `stated_s`, as we were told; the case has so much more time."""
         self.deadline.extend(stated_s + MARGIN_S)

@@ -46,6 +46,19 @@ LOOK_AGAIN_S = 0.05
 """The RNIC in Python serves the peer's Reads only while it is polled."""
 
 
+class RnicLent(Lent):
+    """What the peer does is seen only by what it leaves behind: `touched` stays empty."""
+
+    def __init__(self, region: MemoryRegion, octets: bytearray, access: Access) -> None:
+        readable, writable = bool(access & Access.REMOTE_READ), bool(access & Access.REMOTE_WRITE)
+        super().__init__(region.stag, region.base_to, octets, readable, writable)
+        self._before = bytes(octets)
+
+    @property
+    def unwritten(self) -> bool:
+        return self.octets == self._before
+
+
 class RnicMemory(Memory):
     """Lent memory is registered with the RNIC, for one stream."""
 
@@ -59,7 +72,7 @@ class RnicMemory(Memory):
         memory = bytearray(octets)
         access = (Access.REMOTE_READ if readable else Access.NONE) | (Access.REMOTE_WRITE if writable else Access.NONE)
         region = self.register(memory or bytearray(1), access, to=to)
-        lent = Lent(region.stag, region.base_to, memory, readable, writable)
+        lent = RnicLent(region, memory, access)
         self._lent[region.stag] = lent
         self._regions[region.stag] = region
         return lent

@@ -25,6 +25,7 @@ GROUP = Group("direct")
 LOAD_FEATURES = Feature.DIRECT_LOAD | Feature.INVALIDATE
 ALLOC_FEATURES = Feature.DIRECT_ALLOC | Feature.MASKED_ATOMICS | Feature.INVALIDATE
 ADD_DATA = 0x0000_0001_0000_0010
+UNMASKED_ADD_DATA = 0x0000_0001_0000_0000
 ENTRY = struct.Struct(">HHIQ")
 SLOT = struct.Struct(">IIQ")
 MASK64 = (1 << 64) - 1
@@ -69,19 +70,24 @@ class DirectSide:
         return 1 << self.ack.ring_order
 
     @property
-    def add_mask(self) -> int:
-        """Draft 3.3: bit 63, bit 31 and bit n+3."""
-        return 1 << 63 | 1 << 31 | 1 << (self.ack.ring_order + 3)
+    def masked(self) -> bool:
+        return bool(self.ack.granted_features & Feature.MASKED_ATOMICS)
 
-    def fetch_add(self, add_data: int = ADD_DATA, add_mask: int | None = None) -> int:
+    @property
+    def add_mask(self) -> int:
+        """Draft 3.3: bit 63, bit 31 and bit n+3; none in the unmasked form of draft 9.2."""
+        return 1 << 63 | 1 << 31 | 1 << (self.ack.ring_order + 3) if self.masked else 0
+
+    def fetch_add(self, add_data: int | None = None, add_mask: int | None = None) -> int:
+        data = (ADD_DATA if self.masked else UNMASKED_ADD_DATA) if add_data is None else add_data
         mask = self.add_mask if add_mask is None else add_mask
-        return self.stream.fetch_add(self.ack.head_stag, self.ack.head_offset, add_data, mask)
+        return self.stream.fetch_add(self.ack.head_stag, self.ack.head_offset, data, mask)
 
     def take_ticket(self) -> int:
-        """FetchAdd on Head. Raises `Deviation` for a counter that is not of the form of draft 3.3."""
+        """FetchAdd on Head. Raises `Deviation` for a counter that is not of the form of draft 3.3, or 9.2."""
         value = self.fetch_add()
         ticket, offset = value >> 32, value & 0xFFFF_FFFF
-        expected = SLOT_BYTES * (ticket % self.slot_count)
+        expected = SLOT_BYTES * (ticket % self.slot_count) if self.masked else 0
         expect(offset == expected, f"Slot Offset {expected:#x} with Ticket {ticket}, all other bits zero", hex(value))
         return ticket
 
@@ -257,7 +263,8 @@ def terms_of_direct_allocation(probe: TargetProbe) -> None:
     expect(ack.ticket_timeout_ms > 0, "a Ticket Timeout", ack.ticket_timeout_ms)
     fits = 1 <= ack.ring_order <= 28 and 1 << ack.ring_order >= ack.allocation_quota
     expect(fits, f"a Ring Order of 1 to 28, 2^n >= {ack.allocation_quota}", ack.ring_order)
-    expect(bool(ack.granted_features & Feature.MASKED_ATOMICS), "MASKED_ATOMICS on RDMAP", ack.granted_features)
+    masked = bool(ack.granted_features & Feature.MASKED_ATOMICS)
+    expect(masked or "rdmap" not in probe.setup.has, "MASKED_ATOMICS on RDMAP", ack.granted_features)
 
 
 @GROUP.target("KX12", "KX13", needs=("direct-alloc",))

@@ -144,7 +144,7 @@ def ranges_end_where_they_say(probe: TargetProbe) -> None:
     side.expect_status(side.load(mask, None), Status.HANDLE_OUT_OF_RANGE)
 
 
-@GROUP.target("KI9", "KR5")
+@GROUP.target("KI9", "KR5", needs=("iwarp",))
 def end_of_stream_with_requests_outstanding(probe: TargetProbe) -> None:
     """A stream that ends while an ALLOC_STORE reads from the initiator leaves nothing bound; range and quota return."""
     ident = fresh_id()
@@ -161,7 +161,7 @@ def end_of_stream_with_requests_outstanding(probe: TargetProbe) -> None:
     again.finish()
 
 
-@GROUP.target("KI9", "KR6")
+@GROUP.target("KI9", "KR6", needs=("iwarp",))
 def end_of_stream_during_a_store(probe: TargetProbe) -> None:
     """A STORE that the end of the stream cuts short left the block as it was, or empty, and never sealed or mixed."""
     ident, old, new = fresh_id(), b"old" * 1000, b"new" * 1000
