@@ -50,7 +50,7 @@ def _target(
     profile: Profile, some: Sequence[Case], rnic: str, expectations: Expectations, folder: Path
 ) -> Iterator[Result]:
     keys = new_keys(profile, folder / f"{rnic} {profile.name}.keys")
-    with _serving(profile, rnic, folder / f"{rnic} {profile.name}.keys" if keys else None) as url:
+    with serving(profile, rnic, folder / f"{rnic} {profile.name}.keys" if keys else None) as url:
         runner = TargetRunner(Address.parse(url), profile.setup(keys=keys), expectations, at_once=AT_ONCE)
         yield from runner.run(some)
 
@@ -93,8 +93,9 @@ def initiator_arguments(profile: Profile, rnic: str, keys_file: Path | None) -> 
 
 
 @contextmanager
-def _serving(profile: Profile, rnic: str, keys_file: Path | None) -> Iterator[str]:
-    command = [sys.executable, "-m", "conformance.serve", *serve_arguments(profile, rnic, keys_file)]
+def serving(profile: Profile, rnic: str, keys_file: Path | None, host: str = "127.0.0.1") -> Iterator[str]:
+    """A target in a process of its own; its URL."""
+    command = [sys.executable, "-m", "conformance.serve", *serve_arguments(profile, rnic, keys_file), host, "0"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

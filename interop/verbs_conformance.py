@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from conformance.over_rnic import kbtp_part
 from conformance.profiles import INITIATORS, TARGETS, Profile, divided
 from conformance.runs import initiator_arguments, new_keys, serve_arguments
 from interop.checks import ROOT, Check, CheckFailed
@@ -21,7 +22,6 @@ from kbtp.conformance.catalogue import cases
 from kbtp.conformance.deviation import Deviation
 from kbtp.conformance.expectations import Expectations
 from kbtp.conformance.initiators import Initiator
-from kbtp.conformance.kbtp_cases import GROUPS
 from kbtp.conformance.result import Result
 from kbtp.conformance.runner import InitiatorRunner, TargetRunner
 from kbtp.limits import DEFAULT_PORT
@@ -59,8 +59,7 @@ def _holds(results: Callable[[Guest], Iterator[Result]], guest: Guest) -> None:
 def results_over_siw(guest: Guest, role: Role, words: Sequence[str] = ()) -> Iterator[Result]:
     """The suite is here, its peer by hand speaks iWARP over TCP; `words` as -k of `kbtp conformance`."""
     expectations = Expectations.read(_EXPECTATIONS, cases())
-    names = {case.name for group in GROUPS for case in group.cases}
-    chosen = [one for one in cases(role) if one.name in names and all(word in one.name for word in words)]
+    chosen = [one for one in kbtp_part(role) if all(word in one.name for word in words)]
     profiles, run = (TARGETS, _target) if role is Role.TARGET else (INITIATORS, _initiator)
     for profile, some in zip(profiles, divided(profiles, chosen).values(), strict=True):
         if some:

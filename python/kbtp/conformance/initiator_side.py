@@ -190,7 +190,7 @@ class InitiatorSide:
             came = self._parse(message)
             if not isinstance(came, Completion):
                 raise Deviation(what, str(came))
-            self._check_outstanding(came)
+            self.note_completion(came)
             answer = Answer(came, message)
             if request is None or came.request_id == request.request_id:
                 return answer
@@ -290,7 +290,7 @@ class InitiatorSide:
             request_id, handle = int.from_bytes(octets[4:12], "big"), int.from_bytes(octets[12:20], "big")
             self._outstanding.setdefault(request_id, []).append(_Sent(handle, octets[1]))
 
-    def _check_outstanding(self, completion: Completion) -> None:
+    def note_completion(self, completion: Completion) -> None:
         """The request of `completion`, which echoes its handle, is outstanding, and is no more. Raises `Deviation`."""
         sent = self._outstanding.get(completion.request_id)
         if sent is None:

@@ -328,6 +328,8 @@ class RnicStream(Stream):
         invalidated = event.invalidated_stag
         opcode = RdmapOpcode.SEND if invalidated is None else RdmapOpcode.SEND_INVALIDATE
         payload = bytes(self._octets[start : start + event.length])
+        if event.opcode is WcOpcode.RECV_IMMEDIATE:
+            opcode, payload = RdmapOpcode.IMMEDIATE, event.immediate
         self._inbox.append(Message(opcode, payload, (), invalidated or 0))
         try:
             self._verbs.post_recv([self._receive(event.wr_id)])

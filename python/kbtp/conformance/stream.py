@@ -197,17 +197,22 @@ class Stream:
         self.send_ulpdus(segments.read_request(self.take_msn(QN_REQUEST), request))
         return request
 
-    def fetch_add(self, stag: int, to: int, add_data: int, add_mask: int) -> int:
-        """FetchAdd (RFC 7306 5.1.1): the value before. Raises `Deviation` if no Atomic Response answers it."""
+    def request_fetch_add(self, stag: int, to: int, add_data: int, add_mask: int) -> int:
+        """Send a FetchAdd (RFC 7306 5.1.1), not waiting for its end; its Request ID."""
         self.next_atomic_id = (self.next_atomic_id + 1) & 0xFFFF_FFFF
         request = AtomicRequest(AtomicOperation.FETCH_ADD, self.next_atomic_id, stag, to, add_data, add_mask)
         self.send_ulpdus(segments.atomic_request(self.take_msn(QN_REQUEST), request))
+        return self.next_atomic_id
+
+    def fetch_add(self, stag: int, to: int, add_data: int, add_mask: int) -> int:
+        """The value before. Raises `Deviation` if no Atomic Response answers it."""
+        request_id = self.request_fetch_add(stag, to, add_data, add_mask)
         what = "an Atomic Response"
         message = self.message(what)
         if message is None or message.opcode is not RdmapOpcode.ATOMIC_RESPONSE:
             raise Deviation(what, str(message or "the end of the connection"))
         response = AtomicResponse.parse(message.payload)
-        expect(response.request_id == request.request_id, f"{what} to {request.request_id:#x}", response)
+        expect(response.request_id == request_id, f"{what} to {request_id:#x}", response)
         return response.value
 
     def read(self, stag: int, to: int, size: int) -> bytes:

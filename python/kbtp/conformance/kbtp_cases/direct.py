@@ -8,14 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kbtp.conformance import segments
 from kbtp.conformance.case import Group
 from kbtp.conformance.deviation import Deviation, expect
 from kbtp.conformance.initiator_side import InitiatorSide
 from kbtp.conformance.kbtp_cases.blocks import next_generation, pattern
 from kbtp.conformance.probe import TargetProbe
 from kbtp.conformance.startup import Startup
-from kbtp.iwarp.rdmap import AtomicOperation, AtomicRequest, RdmapOpcode
+from kbtp.iwarp.rdmap import RdmapOpcode
 from kbtp.limits import BLOCK_OFFSET_EMPTY, ENTRY_BYTES, SLOT_BYTES
 from kbtp.types import EntryFlag, Feature, RequestFlag, Status, TerminateCause
 from kbtp.wire import Bind
@@ -459,8 +458,7 @@ def first_block(direct: DirectSide) -> int:
 
 def send_atomic(direct: DirectSide, stag: int, to: int) -> None:
     """A FetchAdd that is to be refused."""
-    request = AtomicRequest(AtomicOperation.FETCH_ADD, 7, stag, to, 1, 0)
-    direct.stream.send_ulpdus(segments.atomic_request(direct.stream.take_msn(1), request))
+    direct.stream.request_fetch_add(stag, to, 1, 0)
 
 
 @GROUP.target("KX25", needs=("direct-alloc",))
