@@ -29,7 +29,7 @@ demo: $(VENV)/demo.stamp  ## processes share the KV cache of a small model, by h
 # and times none.
 # Without tshark its tests are left out aloud; under CI they are never left out, and so fail.
 test: $(VENV)/demo.stamp  ## all tests, and the coverage each package must have
-	$(CARGO) test $(RUST) --quiet --locked -p kbtp-proto -p kbtp-rnic
+	$(CARGO) test $(RUST) --quiet --locked -p kbtp-proto -p kbtp-verbs -p kbtp-rnic
 	@marked=(); \
 	if [ "$${CI:-}" != true ] && ! command -v tshark >/dev/null; then \
 	    marked=(-m "not tshark"); \

@@ -226,6 +226,7 @@ def test_the_second_signal_exits_at_once(run: Run, monkeypatch: pytest.MonkeyPat
         (("--linger", "soon", *SMALL), "'soon' is not a time such as 30s, 5min, 2h or forever"),
         (("--port", "65536"), "'--port'"),
         (("--rnic", "mlx5", *SMALL), "there is no RNIC named 'mlx5'; known are auto, native, reference"),
+        (("--rnic", "rdma_core:nosuch0", *SMALL), "cannot open the RNIC rdma_core:nosuch0: "),
         (("--threads", "0", *SMALL), "'--threads'"),
         (("--threads", "2", "--rnic", "reference", *SMALL), "2 threads: the RNIC 'reference' serves on 1"),
         (("--host", "no-such-host.invalid", *SMALL), "cannot listen on kbtp://no-such-host.invalid:5287"),

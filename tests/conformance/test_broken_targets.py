@@ -80,7 +80,7 @@ FAULTS = {
     "quota": Fault(QuotaLedger, "charge", lambda self, holder: True, ("quota/quota-is-kept",)),
     "invalidate": Fault(
         session,
-        "_invalidates",
+        "invalidated_stag",
         lambda request: None,
         ("initiator-memory/invalidate", "hello/invalidate-served-unasked", "hello/no-session-invalidates-too"),
     ),

@@ -82,7 +82,7 @@ class Client(SessionView):
         left to LOAD. Statuses are those of LOAD, but a handle of nobody's is NOT_BOUND, and octets of `into` that are
         not part of what was loaded may have changed. It is not ordered with requests that are still outstanding.
         """
-        direct = self._is_direct(mode, Feature.DIRECT_LOAD)
+        direct = mode != "request" and self._is_direct(mode, Feature.DIRECT_LOAD)
         return self._one(Opcode.LOAD, loading(allow_unsealed), generation, block, into, timeout_s, direct)[2]
 
     def store(
@@ -110,7 +110,7 @@ class Client(SessionView):
 
         `mode="direct"` takes the block itself and binds it with BIND (draft 6.6) where DIRECT_ALLOC was granted.
         """
-        direct = self._is_direct(mode, Feature.DIRECT_ALLOC)
+        direct = mode != "request" and self._is_direct(mode, Feature.DIRECT_ALLOC)
         return _ref(self._one(Opcode.ALLOC_STORE, sealing(seal), 0, handle, data, timeout_s, direct))
 
     def free(self, block: BlockRef | Handle, *, generation: Generation = 0, timeout_s: float | None = None) -> None:

@@ -47,6 +47,7 @@ from kbtp.verbs.buffers import buffer_of
 from kbtp.verbs.requester import CarryingStream, RecordStatus
 from kbtp.wire import ConnectionData, HelloAck, Nonces
 
+_NO_ANSWER = int(min(RecordStatus))  # and beyond
 log = logging.getLogger("kbtp.initiator")
 
 
@@ -364,10 +365,11 @@ class Connection:
         carrier = self._carrier
         if isinstance(carrier, RnicCarrier) and self.error is None:
             ran = carrier.run_one(opcode, flags, generation, block, buffer, limit_s)
-            if ran is not None:
-                return ran
-            self.end(deadline_exceeded(self.address, limit_s))
-            return (RecordStatus.LOST, 0, 0, 0, 0), self._lost()
+            if isinstance(ran, int):
+                self.end(deadline_exceeded(self.address, limit_s))
+                return (RecordStatus.LOST, 0, 0, 0, 0), self._lost()
+            record, why = ran
+            return record, None if record[0] < _NO_ANSWER else carrier.error(record[0], why)
         buffers = None if opcode is Opcode.FREE else (buffer,)
         result = self.run(Batch(opcode, flags, (block,), buffers, generation, direct), limit_s, now)[0]
         status = RecordStatus.LOST if result.status is None else result.status

@@ -10,7 +10,7 @@ import numpy as np
 from kbtp.errors import ApiMisuse, ConnectionLost, KbtpError
 from kbtp.initiator.batches import Batch, Records, Results
 from kbtp.initiator.operations import is_empty, named, no_handle
-from kbtp.types import BlockRef, Generation, Handle, Opcode, RequestFlag, Status
+from kbtp.types import BlockRef, Opcode, Status
 from kbtp.verbs.api import MemoryRegion
 from kbtp.verbs.buffers import RegisteredBuffer, buffer_of
 from kbtp.verbs.requester import RECORD, RecordStatus, Requester, Taken
@@ -35,6 +35,8 @@ class RnicCarrier:
     def __init__(self, requester: Requester, handle_count: int, lost: Callable[[], ConnectionLost]) -> None:
         """`lost`: why the stream has ended."""
         self._requester = requester
+        self.run_one = requester.run_one
+        """As `run` for one request, and without the detour of a batch; the number of one is not done in time."""
         self._handle_count = handle_count
         self._lost = lost
         self._batches: dict[int, Batch] = {}
@@ -63,22 +65,6 @@ class RnicCarrier:
         self._finish(batch, ran)
         return True
 
-    def run_one(
-        self,
-        opcode: Opcode,
-        flags: RequestFlag,
-        generation: Generation,
-        block: BlockRef | Handle | None,
-        buffer: object,
-        timeout_s: float,
-    ) -> tuple[Record, KbtpError | None] | None:
-        """As `run` for one request, and without the detour of a batch; None if it is not done in time."""
-        ran = self._requester.run_one(opcode, flags, generation, block, buffer, timeout_s)
-        if isinstance(ran, int):
-            return None
-        record, why = ran
-        return record, self._error(record[0], why) if record[0] >= RecordStatus.NO_HANDLE else None
-
     def add_region(self, region: MemoryRegion, octets: RegisteredBuffer) -> None:
         """Slices of `octets` are used in place, through `region`."""
         self._requester.add_region(region, octets.address)
@@ -101,13 +87,14 @@ class RnicCarrier:
             said = dict(misuses)
             for place in np.flatnonzero(records["status"] >= RecordStatus.NO_HANDLE).tolist():
                 status = int(records["status"][place])
-                errors[place] = self._error(status, said.get(place))
+                errors[place] = self.error(status, said.get(place))
                 if status == RecordStatus.NO_HANDLE:
                     records["status"][place] = Status.NO_SPACE
             octets = records.tobytes()
         batch.finish(Results(octets, ok, errors))
 
-    def _error(self, status: int, why: str | None) -> KbtpError:
+    def error(self, status: int, why: str | None) -> KbtpError:
+        """Why a request has no answer, of whose record `status` is a `RecordStatus`."""
         if status == RecordStatus.MISUSED:
             return ApiMisuse(why or "")
         if status == RecordStatus.NO_HANDLE:

@@ -1,10 +1,12 @@
-//! The native RNIC: user-space iWARP over TCP in Rust, the twin of `kbtp.rnic.reference`.
+//! The native RNIC: user-space iWARP over TCP in Rust, the twin of `kbtp.rnic.reference`; and the same over queue pairs of
+//! rdma-core (`kbtp_verbs`).
 //!
 //! From below: `memory` (registered octets), `tcp` (sockets), `event_loop` (readiness and timers), `goodbye` (the end of
-//! a connection), `posting` (checks of work requests), `operation` and `completions` (a connection in use),
-//! `stream_state`, `stream_end` and `stream`, `connector` (active start-up), `listener` and `request` (passive start-up),
-//! `core` and `channel`, `device`, `blocks` (the structures of a target), `offload` (its sequences), `initiator` and
-//! `requester` (an initiator's requests).
+//! a connection), `posting` (checks of work requests), `operation` and `completions` (a connection in use): over TCP
+//! `iwarp_operation`, over rdma-core `verbs_operation` with `verbs_requests` and `staging`. Then `stream_state`,
+//! `stream_end` and `stream`, `connector` and `verbs_connector` (active start-up), `listener`, `verbs_listener` and
+//! `request` (passive start-up), `core`, `channel` and `crew`, `device`, `blocks` (the structures of a target), `offload`
+//! (its sequences), `initiator` and `requester` (an initiator's requests).
 //!
 //! Log records go through the `log` crate with target "kbtp.rnic", never while a lock of this crate is held.
 #![deny(unsafe_code)]

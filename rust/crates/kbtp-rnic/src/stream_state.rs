@@ -354,6 +354,7 @@ impl StreamState {
                 private_data,
                 receives_posted,
             } => {
+                operation.check_mtu(core, &self.facts.remote_address);
                 self.operation = Some(Operation::Verbs(operation));
                 self.set_open((ird, ord));
                 self.early_receives.drain(..receives_posted);

@@ -112,6 +112,14 @@ impl VerbsOperation {
         &mut self.endpoint
     }
 
+    /// The connection is there: say so if packets are likely to be lost on it.
+    pub(crate) fn check_mtu(&self, core: &mut Core, peer: &str) {
+        let hardware = core.device.hardware.as_ref();
+        if let Some(complaint) = hardware.and_then(|hardware| self.endpoint.mtu_complaint(hardware)) {
+            core.log(log::Level::Warn, format!("{peer}: {complaint}"));
+        }
+    }
+
     // --- from the stream ---
 
     pub(crate) fn post(&mut self, work: Work) -> Result<(), PostError> {

@@ -15,6 +15,7 @@ use crate::abi::*;
 use crate::device::{Context, Pd};
 use crate::events::{CmEvent, Completion, Parameters, address_of};
 use crate::library::{checked, checked_number, library, made};
+use crate::machine::{Device, mtu_complaint};
 use crate::work::{Depths, SendWork};
 
 /// Work requests that one call hands to a device at most without an allocation.
@@ -488,9 +489,15 @@ impl Endpoint {
         self.queues.as_ref().map(|queues| queues.depths)
     }
 
-    /// Octets of a packet's payload, as the two ends have agreed; None where the device has none.
+    /// What is wrong if the two ends have agreed on packets that the port of `device` does not take.
     #[must_use]
-    pub fn path_mtu_code(&self) -> Option<c_int> {
+    pub fn mtu_complaint(&self, device: &Device) -> Option<String> {
+        let path = self.path_mtu_code().filter(|_| !device.iwarp)?;
+        mtu_complaint(&device.name, path, device.mtu_code)
+    }
+
+    /// Of a packet's payload, as the two ends have agreed (`enum ibv_mtu`).
+    fn path_mtu_code(&self) -> Option<c_int> {
         let Queues { qp, .. } = self.queues.as_ref()?;
         let mut attributes = MaybeUninit::<IbvQpAttr>::zeroed();
         let mut init = MaybeUninit::<IbvQpInitAttr>::zeroed();

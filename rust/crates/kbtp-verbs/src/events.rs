@@ -172,7 +172,9 @@ impl Failure {
         Some(match status {
             0 => return None,
             1 => Self::MessageTooLong,
-            2 => Self::Because("the device refused the work request (local QP operation error)"),
+            2 => Self::Because(
+                "the connection ended under a work request, or the device refused it (local QP operation error)",
+            ),
             4 => Self::Because("the memory of the work request is not registered as it needs (local protection error)"),
             5 => Self::Flushed,
             7 => Self::Because("the peer sent an answer that is none (bad response)"),

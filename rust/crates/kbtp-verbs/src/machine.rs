@@ -351,6 +351,18 @@ pub fn explain_registration(device: &Device, length: u64, error: &io::Error) -> 
     }
 }
 
+/// Codes are those of `enum ibv_mtu`: 1 for 256 octets, each next one for twice as many.
+pub(crate) fn mtu_complaint(name: &str, path: i32, port: i32) -> Option<String> {
+    let octets = |code: i32| 128 << code.clamp(1, 8);
+    (path > port && port > 0).then(|| {
+        let (path, port) = (octets(path), octets(port));
+        format!(
+            "the peer sends packets of {path} octets, and the port of {name} takes {port}: give the interfaces of both, and \
+             what is between them, the same MTU"
+        )
+    })
+}
+
 impl Endpoint {
     /// One that is neither bound nor connected.
     ///
@@ -437,6 +449,14 @@ mod tests {
             choose(&found, Some("mlx5_0")).unwrap_err().0,
             "there is no RDMA device mlx5_0; there are rxe0"
         );
+    }
+
+    #[test]
+    fn packets_that_the_port_does_not_take_are_named() {
+        assert_eq!(mtu_complaint("rxe0", 3, 3), None);
+        assert_eq!(mtu_complaint("rxe0", 2, 3), None);
+        let complaint = mtu_complaint("rxe0", 5, 3).unwrap();
+        assert!(complaint.contains("packets of 4096 octets, and the port of rxe0 takes 1024"));
     }
 
     #[test]

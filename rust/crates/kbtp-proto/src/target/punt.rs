@@ -151,7 +151,7 @@ mod tests {
             .enumerate()
             .for_each(|(n, reason)| (0..n).for_each(|_| counters.count(*reason)));
         let read: Vec<_> = counters.read().collect();
-        assert_eq!(read.len(), 7);
+        assert_eq!(read.len(), 8);
         for (n, (reason, count)) in read.into_iter().enumerate() {
             assert_eq!((reason, count), (PuntReason::ALL[n], n as u64));
         }
