@@ -28,7 +28,8 @@ from kbtp.limits import DEFAULT_PORT
 
 RNIC = "rdma_core"
 HELLO_DELAY_S = 0.2
-"""siw overlooks an FPDU right behind its MPA Reply."""
+"""siw overlooks an FPDU right behind its MPA Reply. It takes a CRC that comes in two pieces for wrong, which happens
+with big blocks, and has no atomics: the suite asks for no CRC, and nothing is allocated directly."""
 
 TARGETS_AT_ONCE = 4
 INITIATORS_AT_ONCE = 2
@@ -69,6 +70,7 @@ def results_over_siw(guest: Guest, role: Role, words: Sequence[str] = ()) -> Ite
 def _target(guest: Guest, profile: Profile, some: Sequence[Case], expectations: Expectations) -> Iterator[Result]:
     file = _key_file(profile, Role.TARGET)
     setup = profile.setup(keys=new_keys(profile, ROOT / file), hello_delay_s=HELLO_DELAY_S)
+    setup = replace(setup, has=setup.has - {"direct-alloc"}, crc=False)
     arguments = serve_arguments(profile, RNIC, Path("/mnt") / file if profile.keys else None)
     serve = f"{PYTHON_IN_GUEST} -m conformance.serve {shlex.join([*arguments, '0.0.0.0', str(DEFAULT_PORT)])}"
     with guest.start(f"sleep 1000000 | {serve}") as call:

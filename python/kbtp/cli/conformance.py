@@ -68,6 +68,8 @@ _TOLD = (Outcome.FAILED, Outcome.BROKEN, Outcome.UNEXPECTED, Outcome.NOT_RUN, Ou
     help="Wait so many times as long for what the peer should do.")  # fmt: skip
 @click.option("--hello-delay", type=Seconds(), default=0.0, show_default="0s",
     help="Pause behind the MPA Reply: Linux siw overlooks what comes at once.")  # fmt: skip
+@click.option("--crc/--no-crc", default=True, show_default=True,
+    help="Ask for CRCs: Linux siw takes one for wrong that comes in two pieces.")  # fmt: skip
 @click.option("--rnic", "rnic_name",
     help="Streams to a target are this RNIC's, as rdma_core, and only what is above iWARP is looked at.")  # fmt: skip
 @click.option("--expect", "expectations_file", type=click.Path(path_type=Path, dir_okay=False),
@@ -81,8 +83,8 @@ _TOLD = (Outcome.FAILED, Outcome.BROKEN, Outcome.UNEXPECTED, Outcome.NOT_RUN, Ou
 def conformance(
     ctx: click.Context, url: str | None, role: str, listen: str | None, command: str | None, has: str, namespace: str,
     key_file: str | None, mpa_timeout: float, hello_timeout: float, drain: float, linger: float, patience: float,
-    hello_delay: float, rnic_name: str | None, expectations_file: Path | None, words: tuple[str, ...], at_once: int,
-    only_list: bool, as_json: bool, junit: Path | None,
+    hello_delay: float, crc: bool, rnic_name: str | None, expectations_file: Path | None, words: tuple[str, ...],
+    at_once: int, only_list: bool, as_json: bool, junit: Path | None,
 ) -> None:  # fmt: skip
     """Hold the target at URL, or an initiator that connects to us, against the rules of KBTP and iWARP.
 
@@ -110,7 +112,7 @@ def conformance(
     keys = () if key_file is None else tuple(read_keys(key_file))
     rnic = _open(rnic_name)
     waits_s = (mpa_timeout, hello_timeout, drain, linger)
-    setup = Setup(_has(has, command, keys, rnic), namespace.encode(), keys, *waits_s, patience, hello_delay)
+    setup = Setup(_has(has, command, keys, rnic), namespace.encode(), keys, *waits_s, patience, hello_delay, crc)
     runner: TargetRunner | InitiatorRunner
     if Role(role) is Role.TARGET:
         if url is None or command is not None or listen is not None:

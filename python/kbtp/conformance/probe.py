@@ -93,6 +93,7 @@ class TargetProbe(Probe):
             carried = RnicStream.connect(self._rnic, self._host, self._port, self.deadline, startup)
             self._connections.append(carried)
             return carried
+        startup = startup or Startup(crc=self.setup.crc)
         stream = Stream.initiate(self.tcp(receive_buffer_bytes=receive_buffer_bytes), startup)
         if self.setup.hello_delay_s:
             self.deadline.extend(self.setup.hello_delay_s)

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from kbtp.address import Address
@@ -22,7 +22,8 @@ from kbtp.conformance.result import Outcome, Result
 from kbtp.conformance.rnic_stream import RnicStream
 from kbtp.conformance.rule import Level
 from kbtp.conformance.setup import NEEDS, Setup
-from kbtp.conformance.tcp import Deadline
+from kbtp.conformance.stream import Stream
+from kbtp.conformance.tcp import Deadline, Tcp
 from kbtp.errors import ApiMisuse, PeerMisbehaved, WireFormatError
 from kbtp.verbs.api import Rnic
 
@@ -123,9 +124,14 @@ class TargetRunner:
         if self._rnic is not None:
             return self._accepts(self._rnic)
         try:
-            socket.create_connection((self._address.host, self._address.port), ALIVE_TIMEOUT_S).close()
+            tcp = Tcp.connect(self._address.host, self._address.port, Deadline(ALIVE_TIMEOUT_S))
         except OSError:
             return False
+        with suppress(
+            Deviation
+        ):  # a whole start-up: Linux siw stops to listen when a connection ends before its Request
+            Stream.initiate(tcp)
+        tcp.close()
         return True
 
     def _accepts(self, rnic: Rnic) -> bool:

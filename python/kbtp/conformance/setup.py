@@ -58,3 +58,5 @@ class Setup:
     linger_s: float = LINGER_S
     patience: float = 1.0
     hello_delay_s: float = 0.0
+    crc: bool = True
+    """Ask a target for CRCs, where a case does not say how to start."""
