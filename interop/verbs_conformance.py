@@ -82,6 +82,7 @@ def _target(guest: Guest, profile: Profile, some: Sequence[Case], expectations: 
 def _initiator(guest: Guest, profile: Profile, some: Sequence[Case], expectations: Expectations) -> Iterator[Result]:
     file = _key_file(profile, Role.INITIATOR)
     setup = profile.setup(keys=new_keys(profile, ROOT / file))
+    setup = replace(setup, has=setup.has - {"direct"})  # both direct modes, of which one needs atomics
     arguments = initiator_arguments(profile, RNIC, Path("/mnt") / file if profile.keys else None)
     command = f"{PYTHON_IN_GUEST} -m conformance.initiator {shlex.join(arguments)}"
     initiators = [InGuest(guest, command, number) for number in range(INITIATORS_AT_ONCE)]

@@ -196,6 +196,10 @@ class InitiatorSide:
                 return answer
             self._early[came.request_id] = answer
 
+    def expect_outstanding(self, request: Request) -> None:
+        """None of the completions that came while others were awaited is that of `request`. Raises `Deviation`."""
+        expect(request.request_id not in self._early, f"no COMPLETION of {type(request).__name__} yet", "one")
+
     def call(self, request: Request) -> Completion:
         """Send `request` and take its completion."""
         self.send(request)

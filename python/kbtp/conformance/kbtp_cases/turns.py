@@ -61,7 +61,7 @@ def an_alloc_store_is_waited_for(probe: TargetProbe) -> None:
 
 @GROUP.target("KW3", needs=("iwarp",))
 def other_handles_do_not_wait(probe: TargetProbe) -> None:
-    """A STORE that waits for its data holds up no request on another handle."""
+    """A STORE that waits for its data holds up no request on another handle, and is not complete before it has it."""
     side = probe.session()
     side.need_quota(4)
     for index in (0, 1):
@@ -72,6 +72,7 @@ def other_handles_do_not_wait(probe: TargetProbe) -> None:
     side.expect_contents(0, b"here")
     side.release(1)
     side.bind(3, b"three")
+    side.expect_outstanding(store)
     answer_read(side, read)
     expect(side.answer(store).status is Status.SUCCESS, "SUCCESS", "another status")
 
