@@ -50,7 +50,9 @@ impl<T> Outstanding<T> {
 
     /// One work request with `id` is complete.
     pub(crate) fn complete(&mut self, id: u64) {
-        let index = id.checked_sub(self.first_id).and_then(|index| usize::try_from(index).ok());
+        let index = id
+            .checked_sub(self.first_id)
+            .and_then(|index| usize::try_from(index).ok());
         if let Some(entry) = index.and_then(|index| self.works.get_mut(index)) {
             entry.left = entry.left.saturating_sub(1);
         }
