@@ -14,7 +14,7 @@ from conformance.profiles import INITIATORS, TARGETS, Profile, divided
 from conformance.runs import initiator_arguments, new_keys, serve_arguments
 from interop.checks import ROOT, Check, CheckFailed
 from interop.guest.calls import Call, CallFailed
-from interop.guest.machine import HOST_ADDRESS, Guest
+from interop.guest.machine import GUEST_ADDRESS, HOST_ADDRESS, Guest
 from interop.kbtp_in_guest import PYTHON_IN_GUEST, START_S
 from kbtp.address import Address
 from kbtp.conformance.case import Case, Role
@@ -31,9 +31,14 @@ HELLO_DELAY_S = 0.2
 """siw overlooks an FPDU right behind its MPA Reply. It takes a CRC that comes in two pieces for wrong, which happens
 with big blocks, and has no atomics: the suite asks for no CRC, and nothing is allocated directly."""
 
+PATIENCE = 2.0
+"""What siw never does is not waited for so long."""
+
 TARGETS_AT_ONCE = 4
 INITIATORS_AT_ONCE = 2
 """Each is a process that imports kbtp in the guest."""
+
+SUITE_IN_GUEST_S = 400.0
 
 _READY = "kbtp://"
 _SHARED = Path("build") / "interop" / "conformance"
@@ -47,6 +52,17 @@ def siw_checks() -> list[Check]:
         Check(f"conformance: the KBTP part, {role.value} on siw", partial(_holds, partial(results_over_siw, role=role)))
         for role in Role
     ]
+
+
+def rxe_checks() -> list[Check]:
+    return [Check("conformance: the KBTP part, target on rxe, the suite's streams on it too", _target_on_rxe)]
+
+
+def _target_on_rxe(guest: Guest) -> None:
+    suite = f"conformance.over_rnic {RNIC} {GUEST_ADDRESS} --expect /mnt/interop/expectations_rxe.toml"
+    done = guest.run(f"cd /mnt; {PYTHON_IN_GUEST} -m {suite}", timeout_s=SUITE_IN_GUEST_S)
+    if done.status:
+        raise CheckFailed(done.output)
 
 
 def _holds(results: Callable[[Guest], Iterator[Result]], guest: Guest) -> None:
@@ -70,7 +86,7 @@ def results_over_siw(guest: Guest, role: Role, words: Sequence[str] = ()) -> Ite
 def _target(guest: Guest, profile: Profile, some: Sequence[Case], expectations: Expectations) -> Iterator[Result]:
     file = _key_file(profile, Role.TARGET)
     setup = profile.setup(keys=new_keys(profile, ROOT / file), hello_delay_s=HELLO_DELAY_S)
-    setup = replace(setup, has=setup.has - {"direct-alloc"}, crc=False)
+    setup = replace(setup, has=setup.has - {"direct-alloc"}, crc=False, patience=PATIENCE)
     arguments = serve_arguments(profile, RNIC, Path("/mnt") / file if profile.keys else None)
     serve = f"{PYTHON_IN_GUEST} -m conformance.serve {shlex.join([*arguments, '0.0.0.0', str(DEFAULT_PORT)])}"
     with guest.start(f"sleep 1000000 | {serve}") as call:
