@@ -121,7 +121,7 @@ class InGuest(Initiator):
     def __init__(self, guest: Guest, command: str, number: int) -> None:
         self._guest = guest
         self._command = command
-        self._fifo = f"/tmp/urls-{number}"
+        self._fifo = f"urls-{number}"
         self._call: Call | None = None
         self._answer: bool | None = None
         self._busy = False

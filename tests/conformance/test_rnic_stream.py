@@ -6,13 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from kbtp.conformance import probe as probes
 from kbtp.conformance.deviation import Deviation, NotApplicable
 from kbtp.conformance.probe import TargetProbe
 from kbtp.conformance.result import Outcome
 from kbtp.conformance.setup import Setup, what_streams_have
 from kbtp.conformance.startup import Startup
-from kbtp.conformance.tcp import Deadline
+from kbtp.conformance.tcp import Deadline, Tcp
 from kbtp.iwarp.rdmap import RdmapOpcode
 from kbtp.rnic import open_rnic
 from kbtp.rnic.reference import ReferenceRnic
@@ -109,7 +108,7 @@ def test_lent_memory_tells_whether_it_was_written(serve: Serve) -> None:
 
 def test_a_pause_before_the_first_fpdu(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(probes.time, "sleep", pauses.append)
+    monkeypatch.setattr(Tcp, "expect_no_octets", lambda self, why, *, for_s: pauses.append(for_s))
     results = run_against(serve(), cases_named("hello/ack-makes-sense"), hello_delay_s=0.25, crc=False)
     assert results["hello/ack-makes-sense"].outcome is Outcome.PASSED
     assert pauses == [0.25]

@@ -97,7 +97,7 @@ class TargetProbe(Probe):
         stream = Stream.initiate(self.tcp(receive_buffer_bytes=receive_buffer_bytes), startup)
         if self.setup.hello_delay_s:
             self.deadline.extend(self.setup.hello_delay_s)
-            time.sleep(self.setup.hello_delay_s)
+            stream.tcp.expect_no_octets("nothing of the target before HELLO", for_s=self.setup.hello_delay_s)
         return stream
 
     def before_hello(self, startup: Startup | None = None) -> InitiatorSide:
