@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kbtp.conformance.case import Case
-from kbtp.conformance.setup import Setup
+from kbtp.conformance.setup import OF_STREAMS, Setup, what_streams_have
+from kbtp.verbs.api import Rnic
 
 SHORT_S = 2.0
 PATIENCE = 4.0  # with machines that do other things meanwhile
@@ -32,8 +33,14 @@ class Profile:
     direct: str = ""
     mpa: str = ""
 
-    def setup(self, **more: Any) -> Setup:
-        return Setup(has=self.has, namespace=self.namespace.encode(), patience=PATIENCE, **{**self.times, **more})
+    def setup(self, rnic: Rnic | None = None, **more: Any) -> Setup:
+        """`rnic` carries the suite's streams."""
+        return Setup(
+            has=self.has | what_streams_have(rnic),
+            namespace=self.namespace.encode(),
+            patience=PATIENCE,
+            **{**self.times, **more},
+        )
 
 
 TIMES = {"mpa_timeout_s": SHORT_S, "hello_timeout_s": SHORT_S, "drain_s": SHORT_S, "linger_s": SHORT_S}
@@ -81,6 +88,6 @@ def divided(profiles: Sequence[Profile], cases: Sequence[Case]) -> dict[str, lis
     """Each case with the first profile that has all it needs; with the first of all if none has."""
     found: dict[str, list[Case]] = {profile.name: [] for profile in profiles}
     for case in cases:
-        fitting = next((profile for profile in profiles if case.needs <= profile.has), profiles[0])
+        fitting = next((profile for profile in profiles if case.needs - OF_STREAMS <= profile.has), profiles[0])
         found[fitting.name].append(case)
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kbtp.iwarp.mpa import MpaOptions, RtrKind
 from kbtp.limits import MPA_REQUEST_TIMEOUT_S
+from kbtp.rnic import open_rnic
 from kbtp.rnic.native import NativeOptions, NativeRnic
 from kbtp.rnic.reference import ReferenceOptions, ReferenceRnic
 from kbtp.verbs.api import Rnic
@@ -22,6 +23,9 @@ def mpa_options(names: str) -> MpaOptions:
 
 
 def new_rnic(name: str, *, mpa: str = "", mpa_request_timeout_s: float = MPA_REQUEST_TIMEOUT_S) -> Rnic:
+    """Others than the two in user space start streams in their own way."""
+    if name not in ("native", "reference"):
+        return open_rnic(name)
     options = mpa_options(mpa)
     if name == "native":
         return NativeRnic(NativeOptions(mpa=options, mpa_request_timeout_s=mpa_request_timeout_s))

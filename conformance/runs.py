@@ -49,8 +49,8 @@ def _reasoned(result: Result, expectations: Expectations) -> Result:
 def _target(
     profile: Profile, some: Sequence[Case], rnic: str, expectations: Expectations, folder: Path
 ) -> Iterator[Result]:
-    keys = _keys(profile, folder / f"{rnic} {profile.name}.keys")
-    with _serving(profile, rnic, folder / f"{rnic} {profile.name}.keys" if keys else None) as url:
+    keys = new_keys(profile, folder / f"{rnic} {profile.name}.keys")
+    with serving(profile, rnic, folder / f"{rnic} {profile.name}.keys" if keys else None) as url:
         runner = TargetRunner(Address.parse(url), profile.setup(keys=keys), expectations, at_once=AT_ONCE)
         yield from runner.run(some)
 
@@ -59,16 +59,15 @@ def _initiator(
     profile: Profile, some: Sequence[Case], rnic: str, expectations: Expectations, folder: Path
 ) -> Iterator[Result]:
     file = folder / f"initiator {rnic} {profile.name}.keys"
-    keys = _keys(profile, file)
-    command = [sys.executable, "-m", "conformance.initiator", profile.mpa, "--rnic", rnic]
-    command += ["--key-file", str(file)] if keys else []
-    command += ["--direct", profile.direct] if profile.direct else []
+    keys = new_keys(profile, file)
+    arguments = initiator_arguments(profile, rnic, file if keys else None)
+    command = [sys.executable, "-m", "conformance.initiator", *arguments]
     initiators = initiators_of(shlex.join(command), AT_ONCE)
     runner = InitiatorRunner(profile.setup(keys=keys), expectations, initiators, Address("127.0.0.1", 0))
     yield from runner.run(some)
 
 
-def _keys(profile: Profile, file: Path) -> tuple[Key, ...]:
+def new_keys(profile: Profile, file: Path) -> tuple[Key, ...]:
     """New keys, one for each trust domain of the profile, in `file`."""
     keys = []
     for number, text in enumerate(profile.keys):
@@ -79,11 +78,24 @@ def _keys(profile: Profile, file: Path) -> tuple[Key, ...]:
     return tuple(keys)
 
 
-@contextmanager
-def _serving(profile: Profile, rnic: str, keys_file: Path | None) -> Iterator[str]:
+def serve_arguments(profile: Profile, rnic: str, keys_file: Path | None) -> list[str]:
+    """Of `conformance.serve`."""
     mpa_timeout_s = profile.times.get("mpa_timeout_s", MPA_REQUEST_TIMEOUT_S)
     fields = {**profile.config, "mpa": profile.mpa, "mpa_request_timeout_s": mpa_timeout_s}
-    command = [sys.executable, "-m", "conformance.serve", rnic, json.dumps(fields), str(keys_file or "")]
+    return [rnic, json.dumps(fields), str(keys_file or "")]
+
+
+def initiator_arguments(profile: Profile, rnic: str, keys_file: Path | None) -> list[str]:
+    """Of `conformance.initiator`."""
+    arguments = [profile.mpa, "--rnic", rnic]
+    arguments += ["--key-file", str(keys_file)] if keys_file else []
+    return arguments + (["--direct", profile.direct] if profile.direct else [])
+
+
+@contextmanager
+def serving(profile: Profile, rnic: str, keys_file: Path | None, host: str = "127.0.0.1") -> Iterator[str]:
+    """A target in a process of its own; its URL."""
+    command = [sys.executable, "-m", "conformance.serve", *serve_arguments(profile, rnic, keys_file), host, "0"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

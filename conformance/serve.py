@@ -1,4 +1,4 @@
-"""A target for one profile: `python -m conformance.serve RNIC FIELDS KEYS`, until its standard input ends.
+"""A target for one profile: `python -m conformance.serve RNIC FIELDS KEYS [HOST PORT]`, until its standard input ends.
 
 `kbtp serve` has no options for how long it waits for HELLO and for an MPA Request; the suite would wait long for both.
 """
@@ -27,12 +27,13 @@ def config_of(fields: dict[str, Any], keys_file: str) -> TargetConfig:
 
 
 def main() -> None:
-    rnic_name, fields, keys_file = sys.argv[1:]
+    rnic_name, fields, keys_file, *place = sys.argv[1:]
+    host, port = place or ("127.0.0.1", "0")
     logging.basicConfig(level=logging.ERROR)  # what the suite does is worth a warning each time
     options = json.loads(fields)
     rnic = new_rnic(rnic_name, mpa=options.pop("mpa"), mpa_request_timeout_s=options.pop("mpa_request_timeout_s"))
     server = Server(config_of(options, keys_file), rnic)
-    print(server.listen("127.0.0.1", 0), flush=True)
+    print(server.listen(host, int(port)), flush=True)
     server.start()
     sys.stdin.read()
     server.stop()

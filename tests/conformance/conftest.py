@@ -22,6 +22,7 @@ from kbtp.conformance.tcp import Deadline, Tcp
 from kbtp.rnic.reference import ReferenceOptions, ReferenceRnic
 from kbtp.target.config import TargetConfig
 from kbtp.target.server import Server
+from kbtp.verbs.api import Rnic
 
 SHORT_S = 0.5
 Pair = tuple[Stream, Stream]
@@ -49,9 +50,9 @@ def cases_named(*names: str) -> list[Case]:
     return [every[f"target/{name}"] for name in names]
 
 
-def run_against(url: str, cases: list[Case], **setup: Any) -> dict[str, Result]:
-    """By group and name."""
-    runner = TargetRunner(Address.parse(url), Setup(**setup), Expectations(), at_once=2)
+def run_against(url: str, cases: list[Case], *, rnic: Rnic | None = None, **setup: Any) -> dict[str, Result]:
+    """By group and name. `rnic` carries the suite's streams."""
+    runner = TargetRunner(Address.parse(url), Setup(**setup), Expectations(), at_once=2, rnic=rnic)
     return {result.case.name.partition("/")[2]: result for result in runner.run(cases)}
 
 

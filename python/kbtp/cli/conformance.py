@@ -24,12 +24,15 @@ from kbtp.conformance.initiators import initiators_of
 from kbtp.conformance.report import as_junit, as_object, by_chapter
 from kbtp.conformance.result import Outcome, Result
 from kbtp.conformance.runner import InitiatorRunner, TargetRunner
-from kbtp.conformance.setup import NEEDS, Setup
+from kbtp.conformance.setup import NEEDS, OF_STREAMS, Setup, what_streams_have
 from kbtp.key_file import read_keys
 from kbtp.keys import Key
+from kbtp.rnic import open_rnic
+from kbtp.verbs.api import Rnic
 
 AT_ONCE = 4
 _OF_KEYS = frozenset({"keys", "no-keys", "two-domains"})
+_TO_TELL = [name for name in NEEDS if name not in _OF_KEYS | OF_STREAMS]
 _TOLD = (Outcome.FAILED, Outcome.BROKEN, Outcome.UNEXPECTED, Outcome.NOT_RUN, Outcome.WARNED)
 
 
@@ -45,7 +48,7 @@ _TOLD = (Outcome.FAILED, Outcome.BROKEN, Outcome.UNEXPECTED, Outcome.NOT_RUN, Ou
     "--with",
     "has",
     default="",
-    help=f"What the peer is configured for, by commas: {', '.join(one for one in NEEDS if one not in _OF_KEYS)}.",
+    help=f"What the peer is configured for, by commas: {', '.join(_TO_TELL)}.",
 )
 @click.option("--namespace", default="", help="The target's namespace.")
 @click.option(
@@ -63,6 +66,12 @@ _TOLD = (Outcome.FAILED, Outcome.BROKEN, Outcome.UNEXPECTED, Outcome.NOT_RUN, Ou
     help="How long blocks outlive their initiator's connection.")  # fmt: skip
 @click.option("--patience", type=click.FloatRange(min=0.1), default=1.0, show_default=True,
     help="Wait so many times as long for what the peer should do.")  # fmt: skip
+@click.option("--hello-delay", type=Seconds(), default=0.0, show_default="0s",
+    help="Pause behind the MPA Reply: Linux siw overlooks what comes at once.")  # fmt: skip
+@click.option("--crc/--no-crc", default=True, show_default=True,
+    help="Ask for CRCs: Linux siw takes one for wrong that comes in two pieces.")  # fmt: skip
+@click.option("--rnic", "rnic_name",
+    help="Streams to a target are this RNIC's, as rdma_core, and only what is above iWARP is looked at.")  # fmt: skip
 @click.option("--expect", "expectations_file", type=click.Path(path_type=Path, dir_okay=False),
     help="TOML: cases to skip and cases expected to fail, each with its reason.")  # fmt: skip
 @click.option("-k", "words", multiple=True, help="Only cases whose name, rules or sections hold this; may be repeated.")
@@ -74,8 +83,8 @@ _TOLD = (Outcome.FAILED, Outcome.BROKEN, Outcome.UNEXPECTED, Outcome.NOT_RUN, Ou
 def conformance(
     ctx: click.Context, url: str | None, role: str, listen: str | None, command: str | None, has: str, namespace: str,
     key_file: str | None, mpa_timeout: float, hello_timeout: float, drain: float, linger: float, patience: float,
-    expectations_file: Path | None, words: tuple[str, ...], at_once: int, only_list: bool, as_json: bool,
-    junit: Path | None,
+    hello_delay: float, crc: bool, rnic_name: str | None, expectations_file: Path | None, words: tuple[str, ...],
+    at_once: int, only_list: bool, as_json: bool, junit: Path | None,
 ) -> None:  # fmt: skip
     """Hold the target at URL, or an initiator that connects to us, against the rules of KBTP and iWARP.
 
@@ -101,14 +110,14 @@ def conformance(
     every = catalogue.cases()
     expectations = Expectations.read(expectations_file, every) if expectations_file else Expectations()
     keys = () if key_file is None else tuple(read_keys(key_file))
-    setup = Setup(
-        _has(has, command, keys), namespace.encode(), keys, mpa_timeout, hello_timeout, drain, linger, patience
-    )
+    rnic = _open(rnic_name)
+    waits_s = (mpa_timeout, hello_timeout, drain, linger)
+    setup = Setup(_has(has, command, keys, rnic), namespace.encode(), keys, *waits_s, patience, hello_delay, crc)
     runner: TargetRunner | InitiatorRunner
     if Role(role) is Role.TARGET:
         if url is None or command is not None or listen is not None:
             raise click.UsageError("a target under test needs its URL, and neither --run nor --listen")
-        runner = TargetRunner(Address.parse(url), setup, expectations, at_once=at_once)
+        runner = TargetRunner(Address.parse(url), setup, expectations, at_once=at_once, rnic=rnic)
     else:
         if url is not None:
             raise click.UsageError("an initiator connects to us: give --listen or --run, no URL")
@@ -131,6 +140,15 @@ def conformance(
     ctx.exit(1 if any(result.outcome.fails_the_run for result in results) else 0)
 
 
+def _open(rnic_name: str | None) -> Rnic | None:
+    if rnic_name is None:
+        return None
+    try:
+        return open_rnic(rnic_name)
+    except (ImportError, OSError) as error:
+        raise click.UsageError(f"--rnic {rnic_name}: {error}") from None
+
+
 def _write(junit: Path, text: str) -> None:
     try:
         junit.write_text(text)
@@ -140,18 +158,19 @@ def _write(junit: Path, text: str) -> None:
         ) from None
 
 
-def _has(text: str, command: str | None, keys: Sequence[Key]) -> frozenset[str]:
+def _has(text: str, command: str | None, keys: Sequence[Key], rnic: Rnic | None) -> frozenset[str]:
     names = frozenset(filter(None, text.split(",")))
-    unknown = sorted(names - set(NEEDS))
+    known = [name for name in NEEDS if name not in OF_STREAMS]
+    unknown = sorted(names - set(known))
     if unknown:
-        raise click.UsageError(f"--with {unknown[0]!r}: there are {', '.join(NEEDS)}")
+        raise click.UsageError(f"--with {unknown[0]!r}: there are {', '.join(known)}")
     of_keys = {"keys"} if keys else {"no-keys"}
     if len({key.domain for key in keys}) > 1:
         of_keys.add("two-domains")
     wrong = sorted(names & _OF_KEYS - of_keys)
     if wrong:
         raise click.UsageError(f"--with {wrong[0]}: --key-file says otherwise")
-    return names | of_keys | ({"one-by-one"} if command else set())
+    return names | of_keys | ({"one-by-one"} if command else set()) | what_streams_have(rnic)
 
 
 def _check_program(command: str) -> None:

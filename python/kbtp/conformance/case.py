@@ -63,6 +63,8 @@ class Group:
 
     name: str
     cases: list[Case] = field(default_factory=list)
+    needs: tuple[str, ...] = ()
+    """Of each case, beside its own."""
 
     def target(
         self, *rules: str, needs: tuple[str, ...] = (), alone: bool = False, timeout_s: float = CASE_TIMEOUT_S,
@@ -99,4 +101,6 @@ class Group:
     ) -> None:  # fmt: skip
         title = " ".join((inspect.getdoc(function) or "").split())
         name = f"{role.value}/{self.name}/{function.__name__.replace('_', '-')}"
-        self.cases.append(Case(name, role, rules, title, function, frozenset(needs), alone, timeout_s, level))
+        self.cases.append(
+            Case(name, role, rules, title, function, frozenset((*self.needs, *needs)), alone, timeout_s, level)
+        )

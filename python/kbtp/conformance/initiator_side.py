@@ -167,15 +167,14 @@ class InitiatorSide:
         return self._next_request_id
 
     def send(self, *requests: Request | bytes, beyond_credits: bool = False) -> None:
-        """Each a Send, all in one write to the socket.
+        """Each a Send, all sent at once.
 
         Raises `NotApplicable` if Request Credits do not allow so many, unless that is what the case is about.
         """
         needed = sum(map(len, self._outstanding.values())) + len(requests)
         if self.ack.request_credits and needed > self.ack.request_credits and not beyond_credits:
             raise NotApplicable(f"the target grants {self.ack.request_credits} requests, the case needs {needed}")
-        octets = [request if isinstance(request, bytes) else request.pack() for request in requests]
-        self.stream.send_ulpdus(*(ulpdu for one in octets for ulpdu in self.stream.ulpdus_of_send(one)))
+        self.stream.send_together(*(one if isinstance(one, bytes) else one.pack() for one in requests))
 
     def answer(self, request: Request | None = None, *, within_s: float | None = None) -> Answer:
         """The completion of `request`, or the next one whatever it completes. Those of others wait for their turn."""
@@ -191,11 +190,15 @@ class InitiatorSide:
             came = self._parse(message)
             if not isinstance(came, Completion):
                 raise Deviation(what, str(came))
-            self._check_outstanding(came)
+            self.note_completion(came)
             answer = Answer(came, message)
             if request is None or came.request_id == request.request_id:
                 return answer
             self._early[came.request_id] = answer
+
+    def expect_outstanding(self, request: Request) -> None:
+        """None of the completions that came while others were awaited is that of `request`. Raises `Deviation`."""
+        expect(request.request_id not in self._early, f"no COMPLETION of {type(request).__name__} yet", "one")
 
     def call(self, request: Request) -> Completion:
         """Send `request` and take its completion."""
@@ -272,7 +275,7 @@ class InitiatorSide:
         self.call(self.load(self.first, None, flags=RequestFlag.ALLOW_UNSEALED))
 
     def finish(self) -> None:
-        self.stream.tcp.finish()
+        self.stream.finish()
         self.stream.expect_close("after the initiator's FIN")
 
     # --- ---
@@ -291,7 +294,7 @@ class InitiatorSide:
             request_id, handle = int.from_bytes(octets[4:12], "big"), int.from_bytes(octets[12:20], "big")
             self._outstanding.setdefault(request_id, []).append(_Sent(handle, octets[1]))
 
-    def _check_outstanding(self, completion: Completion) -> None:
+    def note_completion(self, completion: Completion) -> None:
         """The request of `completion`, which echoes its handle, is outstanding, and is no more. Raises `Deviation`."""
         sent = self._outstanding.get(completion.request_id)
         if sent is None:

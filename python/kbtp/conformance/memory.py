@@ -23,6 +23,11 @@ class Lent:
     def __len__(self) -> int:
         return len(self.octets)
 
+    @property
+    def unwritten(self) -> bool:
+        """The peer wrote nothing."""
+        return not self.touched
+
     def _span(self, to: int, length: int, doing: str) -> slice:
         offset = to - self.to
         if offset < 0 or offset + length > len(self.octets):

@@ -10,6 +10,7 @@ from typing import Any
 
 from kbtp.conformance.deviation import Deviation, NotApplicable
 from kbtp.conformance.initiator_side import InitiatorSide
+from kbtp.conformance.rnic_stream import BELOW, RnicStream
 from kbtp.conformance.session import Session
 from kbtp.conformance.setup import MARGIN_S, Setup
 from kbtp.conformance.startup import Startup
@@ -17,6 +18,7 @@ from kbtp.conformance.stream import Stream
 from kbtp.conformance.target_side import TargetSide
 from kbtp.conformance.tcp import Deadline, Tcp
 from kbtp.keys import Key
+from kbtp.verbs.api import Rnic
 
 START_S = 60.0  # for an initiator to start and to connect
 LOOK_AGAIN_S = 0.2
@@ -28,7 +30,7 @@ class Probe(ABC):
     def __init__(self, setup: Setup, deadline: Deadline) -> None:
         self.setup = setup
         self.deadline = deadline
-        self._connections: list[Tcp] = []
+        self._connections: list[Tcp | RnicStream] = []
 
     @abstractmethod
     def tcp(self) -> Tcp:
@@ -47,6 +49,11 @@ class Probe(ABC):
         """What sessions authenticate with, unless a case says otherwise."""
         return self.setup.keys[0] if self.setup.keys else None
 
+    @property
+    def by_hand(self) -> bool:
+        """What the peer under test does with our memory is seen step by step."""
+        return "iwarp" in self.setup.has
+
     def wait_s(self, stated_s: float) -> float:
         """How long to wait for what the peer does after `stated_s`, as we were told; the case has so much more time."""
         self.deadline.extend(stated_s + MARGIN_S)
@@ -59,19 +66,21 @@ class Probe(ABC):
             raise NotApplicable(why)
 
     def close(self) -> None:
-        for tcp in self._connections:
-            tcp.close()
+        for connection in self._connections:
+            connection.close()
 
 
 class TargetProbe(Probe):
-    """A target is under test; we connect to it."""
+    """A target is under test; we connect to it, by hand or with an RNIC."""
 
-    def __init__(self, setup: Setup, deadline: Deadline, host: str, port: int) -> None:
+    def __init__(self, setup: Setup, deadline: Deadline, host: str, port: int, rnic: Rnic | None = None) -> None:
         super().__init__(setup, deadline)
         self._host = host
         self._port = port
+        self._rnic = rnic
 
     def tcp(self, *, receive_buffer_bytes: int | None = None, mss_bytes: int | None = None) -> Tcp:
+        self.need(self._rnic is None, BELOW)
         tcp = Tcp.connect(
             self._host, self._port, self.deadline, receive_buffer_bytes=receive_buffer_bytes, mss_bytes=mss_bytes
         )
@@ -79,7 +88,17 @@ class TargetProbe(Probe):
         return tcp
 
     def stream(self, startup: Startup | None = None, *, receive_buffer_bytes: int | None = None) -> Stream:
-        return Stream.initiate(self.tcp(receive_buffer_bytes=receive_buffer_bytes), startup)
+        if self._rnic is not None:
+            self.need(receive_buffer_bytes is None, BELOW)
+            carried = RnicStream.connect(self._rnic, self._host, self._port, self.deadline, startup)
+            self._connections.append(carried)
+            return carried
+        startup = startup or Startup(crc=self.setup.crc)
+        stream = Stream.initiate(self.tcp(receive_buffer_bytes=receive_buffer_bytes), startup)
+        if self.setup.hello_delay_s:
+            self.deadline.extend(self.setup.hello_delay_s)
+            stream.tcp.expect_no_octets("nothing of the target before HELLO", for_s=self.setup.hello_delay_s)
+        return stream
 
     def before_hello(self, startup: Startup | None = None) -> InitiatorSide:
         """A stream on which HELLO is still to be sent."""

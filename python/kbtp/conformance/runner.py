@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from kbtp.address import Address
@@ -19,10 +19,13 @@ from kbtp.conformance.expectations import Expectations
 from kbtp.conformance.initiators import Initiator
 from kbtp.conformance.probe import InitiatorProbe, Probe, TargetProbe
 from kbtp.conformance.result import Outcome, Result
+from kbtp.conformance.rnic_stream import RnicStream
 from kbtp.conformance.rule import Level
 from kbtp.conformance.setup import NEEDS, Setup
-from kbtp.conformance.tcp import Deadline
+from kbtp.conformance.stream import Stream
+from kbtp.conformance.tcp import Deadline, Tcp
 from kbtp.errors import ApiMisuse, PeerMisbehaved, WireFormatError
+from kbtp.verbs.api import Rnic
 
 ALIVE_TIMEOUT_S = 5.0
 LISTEN_BACKLOG = 16
@@ -85,11 +88,15 @@ def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
 class TargetRunner:
     """Cases against the target at `address`. A target that no longer listens ends the run: the rest is "not run"."""
 
-    def __init__(self, address: Address, setup: Setup, expectations: Expectations, *, at_once: int = 1) -> None:
+    def __init__(
+        self, address: Address, setup: Setup, expectations: Expectations, *, at_once: int = 1, rnic: Rnic | None = None
+    ) -> None:
+        """`rnic` carries our streams; else the peer by hand speaks iWARP over TCP."""
         self._address = address
         self._setup = setup
         self._expectations = expectations
         self._at_once = at_once
+        self._rnic = rnic
         self._gone_after = ""
 
     def run(self, cases: Sequence[Case]) -> Iterator[Result]:
@@ -111,12 +118,27 @@ class TargetRunner:
         return result
 
     def _probe(self, _case: Case, deadline: Deadline) -> Probe:
-        return TargetProbe(self._setup, deadline, self._address.host, self._address.port)
+        return TargetProbe(self._setup, deadline, self._address.host, self._address.port, self._rnic)
 
     def _listens(self) -> bool:
+        if self._rnic is not None:
+            return self._accepts(self._rnic)
         try:
-            socket.create_connection((self._address.host, self._address.port), ALIVE_TIMEOUT_S).close()
+            tcp = Tcp.connect(self._address.host, self._address.port, Deadline(ALIVE_TIMEOUT_S))
         except OSError:
+            return False
+        with suppress(
+            Deviation
+        ):  # a whole start-up: Linux siw stops to listen when a connection ends before its Request
+            Stream.initiate(tcp)
+        tcp.close()
+        return True
+
+    def _accepts(self, rnic: Rnic) -> bool:
+        deadline = Deadline(ALIVE_TIMEOUT_S)
+        try:
+            RnicStream.connect(rnic, self._address.host, self._address.port, deadline).close()
+        except Deviation:
             return False
         return True
 

@@ -6,8 +6,12 @@ from dataclasses import dataclass
 
 from kbtp.keys import Key
 from kbtp.limits import DRAIN_S, HELLO_TIMEOUT_S, LINGER_S, MPA_REQUEST_TIMEOUT_S
+from kbtp.verbs.api import Rnic
 
 NEEDS = {
+    "iwarp": "the suite speaks iWARP by hand, with no RNIC between it and the peer",
+    "rdmap": "streams are those of RDMAP (draft 9.1)",
+    "infiniband": "streams are those of InfiniBand or RoCEv2 (draft 9.2)",
     "direct-load": "the target grants DIRECT_LOAD to whoever asks",
     "direct-alloc": "the target grants DIRECT_ALLOC to whoever asks",
     "direct": "the initiator loads and allocates directly where it may",
@@ -25,15 +29,27 @@ NEEDS = {
 }
 """What a case may need of the peer under test; `--with` names what is there."""
 
+BY_HAND = frozenset({"iwarp", "rdmap"})
+OF_STREAMS = BY_HAND | {"infiniband"}
+
+
+def what_streams_have(rnic: Rnic | None) -> frozenset[str]:
+    """Of `OF_STREAMS`, with the RNIC that carries our streams, or by hand."""
+    if rnic is None:
+        return BY_HAND
+    return frozenset({"infiniband" if rnic.capabilities.write_with_immediate else "rdmap"})
+
+
 MARGIN_S = 2.0  # on top of the time that a peer says it waits
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
     """How the peer under test is configured. `keys` are those of the target that we may use; `patience` times as
-    long as usual is waited for what it should do."""
+    long as usual is waited for what it should do. `hello_delay_s` passes between the target's MPA Reply and the first
+    FPDU to it: one that listens for FPDUs only a moment after its Reply overlooks what comes before."""
 
-    has: frozenset[str] = frozenset({"no-keys"})
+    has: frozenset[str] = BY_HAND | {"no-keys"}
     namespace: bytes = b""
     keys: tuple[Key, ...] = ()
     mpa_timeout_s: float = MPA_REQUEST_TIMEOUT_S
@@ -41,3 +57,6 @@ class Setup:
     drain_s: float = DRAIN_S
     linger_s: float = LINGER_S
     patience: float = 1.0
+    hello_delay_s: float = 0.0
+    crc: bool = True
+    """Ask a target for CRCs, where a case does not say how to start."""

@@ -14,7 +14,7 @@ from kbtp.conformance import segments
 from kbtp.conformance.deviation import Deviation, expect
 from kbtp.conformance.memory import Memory
 from kbtp.conformance.startup import CameFrame, Startup, accepted, receive_frame
-from kbtp.conformance.tcp import Tcp
+from kbtp.conformance.tcp import Deadline, Tcp
 from kbtp.errors import PeerMisbehaved
 from kbtp.iwarp.ddp import MSN_MASK, Segment, TaggedSegment, cut, parse_segment
 from kbtp.iwarp.fpdu import FpduDecoder, FpduEncoder
@@ -115,7 +115,23 @@ class Stream:
         tcp.send(reply.pack())
         return cls(tcp, request, reply, active=False)
 
+    @property
+    def deadline(self) -> Deadline:
+        """That of the case."""
+        return self.tcp.deadline
+
     # --- what we send ---
+
+    def finish(self) -> None:
+        """FIN: we send no more, and go on receiving."""
+        self.tcp.finish()
+
+    def reset(self) -> None:
+        """RST: we vanish."""
+        self.tcp.reset()
+
+    def close(self) -> None:
+        self.tcp.close()
 
     def take_msn(self, qn: int = QN_SEND) -> int:
         """The MSN of our next message on queue `qn`, which is used up by this."""
@@ -152,6 +168,10 @@ class Stream:
     def send(self, payload: bytes, *, opcode: int = RdmapOpcode.SEND, invalidate_stag: int = 0) -> None:
         self.send_ulpdus(*self.ulpdus_of_send(payload, opcode=opcode, invalidate_stag=invalidate_stag))
 
+    def send_together(self, *payloads: bytes) -> None:
+        """Each a Send, all in one write to the socket."""
+        self.send_ulpdus(*(ulpdu for payload in payloads for ulpdu in self.ulpdus_of_send(payload)))
+
     def ulpdus_of_tagged(
         self, opcode: int, stag: int, to: int, payload: bytes, *, segment_bytes: int = SEGMENT_PAYLOAD_BYTES
     ) -> list[bytes]:
@@ -177,17 +197,22 @@ class Stream:
         self.send_ulpdus(segments.read_request(self.take_msn(QN_REQUEST), request))
         return request
 
-    def fetch_add(self, stag: int, to: int, add_data: int, add_mask: int) -> int:
-        """FetchAdd (RFC 7306 5.1.1): the value before. Raises `Deviation` if no Atomic Response answers it."""
+    def request_fetch_add(self, stag: int, to: int, add_data: int, add_mask: int) -> int:
+        """Send a FetchAdd (RFC 7306 5.1.1), not waiting for its end; its Request ID."""
         self.next_atomic_id = (self.next_atomic_id + 1) & 0xFFFF_FFFF
         request = AtomicRequest(AtomicOperation.FETCH_ADD, self.next_atomic_id, stag, to, add_data, add_mask)
         self.send_ulpdus(segments.atomic_request(self.take_msn(QN_REQUEST), request))
+        return self.next_atomic_id
+
+    def fetch_add(self, stag: int, to: int, add_data: int, add_mask: int) -> int:
+        """The value before. Raises `Deviation` if no Atomic Response answers it."""
+        request_id = self.request_fetch_add(stag, to, add_data, add_mask)
         what = "an Atomic Response"
         message = self.message(what)
         if message is None or message.opcode is not RdmapOpcode.ATOMIC_RESPONSE:
             raise Deviation(what, str(message or "the end of the connection"))
         response = AtomicResponse.parse(message.payload)
-        expect(response.request_id == request.request_id, f"{what} to {request.request_id:#x}", response)
+        expect(response.request_id == request_id, f"{what} to {request_id:#x}", response)
         return response.value
 
     def read(self, stag: int, to: int, size: int) -> bytes:

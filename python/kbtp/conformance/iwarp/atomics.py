@@ -22,7 +22,7 @@ from kbtp.iwarp.rdmap import QN_REQUEST, AtomicOperation, AtomicRequest, AtomicR
 from kbtp.limits import ATOMIC_RESPONSE_BYTES, COUNTER_BYTES, SLOT_BYTES
 from kbtp.types import TerminateCause as Cause
 
-GROUP = Group("atomics")
+GROUP = Group("atomics", needs=("iwarp",))
 
 NEEDS = ("direct-alloc",)
 M64 = (1 << 64) - 1

@@ -28,7 +28,7 @@ from kbtp.iwarp.rdmap import INVALIDATING, QUEUE_OF, RdmapOpcode
 from kbtp.types import RequestFlag, Status, TerminateCause
 from kbtp.wire import AllocStore, Load
 
-GROUP = Group("ddp-messages")
+GROUP = Group("ddp-messages", needs=("iwarp",))
 
 SMALL_MSS_BYTES = 88  # so that even a HELLO_ACK takes several segments
 BOGUS_STAG = 0x0BADCAFE

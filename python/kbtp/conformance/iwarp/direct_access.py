@@ -19,7 +19,7 @@ from kbtp.types import Feature
 from kbtp.types import TerminateCause as Cause
 from kbtp.wire import HelloAck
 
-GROUP = Group("direct-access")
+GROUP = Group("direct-access", needs=("iwarp",))
 
 LOAD = ("direct-load",)
 ALLOC = ("direct-alloc",)

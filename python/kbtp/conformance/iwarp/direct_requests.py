@@ -12,7 +12,7 @@ from kbtp.conformance.stream import Stream
 from kbtp.iwarp.rdmap import AtomicOperation, RdmapOpcode
 from kbtp.limits import ATOMIC_REQUEST_BYTES, READ_REQUEST_BYTES
 
-GROUP = Group("direct-requests")
+GROUP = Group("direct-requests", needs=("iwarp",))
 
 NEEDS = ("direct",)
 HELD_S = 0.05

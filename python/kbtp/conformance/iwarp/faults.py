@@ -32,7 +32,7 @@ from kbtp.iwarp.rdmap import (
 from kbtp.limits import COMPLETION_BYTES
 from kbtp.types import TerminateCause as Cause
 
-GROUP = Group("faults")
+GROUP = Group("faults", needs=("iwarp",))
 
 BOGUS_STAG = 0x0BADCAFE
 LARGE_SEGMENT_BYTES = 1 << 15  # a ULPDU takes less than 64 KiB (RFC 5044 4.1)

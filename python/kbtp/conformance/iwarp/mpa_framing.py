@@ -32,7 +32,7 @@ from kbtp.limits import DDP_TAGGED_HEADER_BYTES, MULPDU_MIN_BYTES, ULPDU_MAX_BYT
 from kbtp.types import Status, TerminateCause
 from kbtp.wire import Load
 
-GROUP = Group("mpa-framing")
+GROUP = Group("mpa-framing", needs=("iwarp",))
 
 AFTER_THE_ERROR_BYTES = 200_000
 LARGEST_PAYLOAD_BYTES = ULPDU_MAX_BYTES - DDP_TAGGED_HEADER_BYTES

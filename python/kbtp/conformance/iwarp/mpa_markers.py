@@ -33,7 +33,7 @@ from kbtp.iwarp.rdmap import RdmapOpcode
 from kbtp.limits import COMPLETION_BYTES, DDP_TAGGED_HEADER_BYTES, DDP_UNTAGGED_HEADER_BYTES
 from kbtp.types import TerminateCause
 
-GROUP = Group("mpa-markers")
+GROUP = Group("mpa-markers", needs=("iwarp",))
 
 COMPLETION_ULPDU_BYTES = DDP_UNTAGGED_HEADER_BYTES + COMPLETION_BYTES
 

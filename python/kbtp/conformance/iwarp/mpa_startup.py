@@ -32,7 +32,7 @@ from kbtp.conformance.stream import Stream
 from kbtp.iwarp.mpa import REPLY_KEY, REQUEST_KEY, EnhancedWord
 from kbtp.types import TerminateCause
 
-GROUP = Group("mpa-startup")
+GROUP = Group("mpa-startup", needs=("iwarp",))
 
 RES_BITS = {1: 0x1F, 2: 0x0F}  # by revision: S is part of Res in RFC 5044
 PRIVATE_DATA_MAX_BYTES = 512
@@ -157,7 +157,7 @@ def revision_says_what_is_used(probe: InitiatorProbe) -> None:
 @GROUP.target("M10", "E6")
 def revision_1_is_answered_in_revision_1(probe: TargetProbe) -> None:
     """A Request of Rev 1 gets a Reply of Rev 1 without S, and the session works."""
-    stream = Stream.initiate(probe.tcp(), Startup.plain())
+    stream = probe.stream(Startup.plain())
     plain = stream.reply.revision == 1 and stream.reply.word is None
     expect(plain, "a Reply of Rev 1 with S=0", stream.reply)
     works_on(open_on(probe, stream))
@@ -194,7 +194,7 @@ def crc_is_offered(probe: Probe) -> None:
 @GROUP.target("M12", "M26", "M21")
 def nothing_behind_the_reply(probe: TargetProbe) -> None:
     """The Reply ends after PD_Length octets: no marker and no CRC follow, nor does anything before our first FPDU."""
-    Stream.initiate(probe.tcp(), Startup(markers=True)).expect_silence("no FPDU was sent yet", for_s=QUIET_S)
+    probe.stream(Startup(markers=True)).expect_silence("no FPDU was sent yet", for_s=QUIET_S)
 
 
 @GROUP.initiator("M12", "M26", "M20")
@@ -210,7 +210,7 @@ def private_data_of_any_size(probe: TargetProbe) -> None:
     """24 to 512 octets of private data that begin as KBTP's do: the session works, so the frame was taken exactly."""
     for size in (24, 25, 27, 100, 508, PRIVATE_DATA_MAX_BYTES):
         private_data = connection_data().ljust(size, b"\xa5")
-        works_on(open_on(probe, Stream.initiate(probe.tcp(), Startup.plain(private_data=private_data))))
+        works_on(open_on(probe, probe.stream(Startup.plain(private_data=private_data))))
 
 
 @GROUP.target("M13", "M18")

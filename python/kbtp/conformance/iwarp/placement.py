@@ -20,7 +20,7 @@ from kbtp.types import Status
 from kbtp.types import TerminateCause as Cause
 from kbtp.wire import Load
 
-GROUP = Group("placement")
+GROUP = Group("placement", needs=("iwarp",))
 
 SINK_BYTES = 2000
 OUTSIDE = (Cause.DDP_BASE_OR_BOUNDS,)

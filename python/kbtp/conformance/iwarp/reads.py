@@ -31,7 +31,7 @@ from kbtp.types import Status
 from kbtp.types import TerminateCause as Cause
 from kbtp.wire import AllocStore, DataDescriptor, Load, Store
 
-GROUP = Group("reads")
+GROUP = Group("reads", needs=("iwarp",))
 
 BOGUS_STAG = 0x0BADCAFE
 FLOOD = 300

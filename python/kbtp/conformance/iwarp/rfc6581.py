@@ -34,7 +34,7 @@ from kbtp.iwarp.rdmap import QN_REQUEST, QN_SEND, RdmapOpcode, ReadRequest
 from kbtp.limits import IRD_ORD_ULP_MANAGED, MPA_FRAME_BYTES
 from kbtp.types import TerminateCause
 
-GROUP = Group("rfc6581")
+GROUP = Group("rfc6581", needs=("iwarp",))
 
 ULP_PRIVATE_DATA_MAX_BYTES = 508
 BOGUS_STAG = 0x0BADCAFE

@@ -19,7 +19,7 @@ from kbtp.iwarp.rdmap import RdmapOpcode, ReadRequest
 from kbtp.types import RequestFlag, Status
 from kbtp.wire import AllocStore, Load, Store
 
-GROUP = Group("security")
+GROUP = Group("security", needs=("iwarp",))
 
 BOGUS_STAG = 0x0BADCAFE
 STAGS = 100

@@ -18,7 +18,7 @@ from kbtp.iwarp.rdmap import QN_SEND, RdmapOpcode, ReadRequest
 from kbtp.limits import DDP_TAGGED_HEADER_BYTES, DDP_UNTAGGED_HEADER_BYTES
 from kbtp.types import TerminateCause as Cause
 
-GROUP = Group("terminates")
+GROUP = Group("terminates", needs=("iwarp",))
 
 BOGUS_STAG = 0x0BADCAFE
 RESERVED_BITS = 0x1FFF

@@ -134,7 +134,13 @@ def malformed_auth(probe: TargetProbe) -> None:
         expect(ack.status is Status.MALFORMED, f"MALFORMED: {why}", ack.status.name)
 
 
-@GROUP.target("KU6", needs=("keys",))
+@GROUP.target(
+    "KU6",
+    needs=(
+        "iwarp",
+        "keys",
+    ),
+)
 def new_session_replaces_a_live_one(probe: TargetProbe) -> None:
     """With keys a second session of an identity ends the first one's stream, and is RESUMED with what it had."""
     [key] = keys_of(probe)
@@ -190,7 +196,7 @@ def nothing_is_learnt_of_another_domain(probe: TargetProbe) -> None:
             for lent in (None, other.stream.memory.lend(64)):
                 completion = other.call(other.load(handle, lent, generation=generation))
                 answers.add((completion.status, completion.generation, completion.data_length, completion.block_offset))
-                expect(lent is None or not lent.touched, "no octet written", "some")
+                expect(lent is None or lent.unwritten, "no octet written", "some")
         other.expect_status(other.free(handle), Status.HANDLE_OUT_OF_RANGE)
         other.expect_status(other.store_inline(handle, b"x"), Status.HANDLE_OUT_OF_RANGE)
     expect(answers == {(Status.HANDLE_OUT_OF_RANGE, 0, 0, 0)}, "one answer to all, that tells nothing", answers)

@@ -13,7 +13,7 @@ from kbtp.types import RequestFlag, Status, TerminateCause
 GROUP = Group("credits")
 
 
-@GROUP.target("KC6", "KC7")
+@GROUP.target("KC6", "KC7", needs=("iwarp",))
 def one_request_too_many(probe: TargetProbe) -> None:
     """An initiator with more than Request Credits outstanding ends its own stream, with 1/2/02, and nobody else's."""
     other = probe.session()
@@ -37,7 +37,7 @@ def a_credit_is_there_when_its_completion_is(probe: TargetProbe) -> None:
         for _ in range(40):
             side.answer()
             side.send(side.load(side.first, None))
-        side.stream.tcp.finish()
+        side.stream.finish()
 
 
 @GROUP.target("KC9")
@@ -78,7 +78,7 @@ def same_request_id_twice_in_a_row(probe: TargetProbe) -> None:
         expect(side.call(load).request_id == load.request_id, "the Request ID echoed", "another one")
 
 
-@GROUP.target("KC12")
+@GROUP.target("KC12", needs=("iwarp",))
 def completions_in_any_order(probe: TargetProbe) -> None:
     """Requests on several handles, with reads answered in turn, are each completed once."""
     side = probe.session()

@@ -8,14 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kbtp.conformance import segments
 from kbtp.conformance.case import Group
 from kbtp.conformance.deviation import Deviation, expect
 from kbtp.conformance.initiator_side import InitiatorSide
 from kbtp.conformance.kbtp_cases.blocks import next_generation, pattern
 from kbtp.conformance.probe import TargetProbe
 from kbtp.conformance.startup import Startup
-from kbtp.iwarp.rdmap import AtomicOperation, AtomicRequest, RdmapOpcode
+from kbtp.iwarp.rdmap import RdmapOpcode
 from kbtp.limits import BLOCK_OFFSET_EMPTY, ENTRY_BYTES, SLOT_BYTES
 from kbtp.types import EntryFlag, Feature, RequestFlag, Status, TerminateCause
 from kbtp.wire import Bind
@@ -25,6 +24,7 @@ GROUP = Group("direct")
 LOAD_FEATURES = Feature.DIRECT_LOAD | Feature.INVALIDATE
 ALLOC_FEATURES = Feature.DIRECT_ALLOC | Feature.MASKED_ATOMICS | Feature.INVALIDATE
 ADD_DATA = 0x0000_0001_0000_0010
+UNMASKED_ADD_DATA = 0x0000_0001_0000_0000
 ENTRY = struct.Struct(">HHIQ")
 SLOT = struct.Struct(">IIQ")
 MASK64 = (1 << 64) - 1
@@ -69,19 +69,24 @@ class DirectSide:
         return 1 << self.ack.ring_order
 
     @property
-    def add_mask(self) -> int:
-        """Draft 3.3: bit 63, bit 31 and bit n+3."""
-        return 1 << 63 | 1 << 31 | 1 << (self.ack.ring_order + 3)
+    def masked(self) -> bool:
+        return bool(self.ack.granted_features & Feature.MASKED_ATOMICS)
 
-    def fetch_add(self, add_data: int = ADD_DATA, add_mask: int | None = None) -> int:
+    @property
+    def add_mask(self) -> int:
+        """Draft 3.3: bit 63, bit 31 and bit n+3; none in the unmasked form of draft 9.2."""
+        return 1 << 63 | 1 << 31 | 1 << (self.ack.ring_order + 3) if self.masked else 0
+
+    def fetch_add(self, add_data: int | None = None, add_mask: int | None = None) -> int:
+        data = (ADD_DATA if self.masked else UNMASKED_ADD_DATA) if add_data is None else add_data
         mask = self.add_mask if add_mask is None else add_mask
-        return self.stream.fetch_add(self.ack.head_stag, self.ack.head_offset, add_data, mask)
+        return self.stream.fetch_add(self.ack.head_stag, self.ack.head_offset, data, mask)
 
     def take_ticket(self) -> int:
-        """FetchAdd on Head. Raises `Deviation` for a counter that is not of the form of draft 3.3."""
+        """FetchAdd on Head. Raises `Deviation` for a counter that is not of the form of draft 3.3, or 9.2."""
         value = self.fetch_add()
         ticket, offset = value >> 32, value & 0xFFFF_FFFF
-        expected = SLOT_BYTES * (ticket % self.slot_count)
+        expected = SLOT_BYTES * (ticket % self.slot_count) if self.masked else 0
         expect(offset == expected, f"Slot Offset {expected:#x} with Ticket {ticket}, all other bits zero", hex(value))
         return ticket
 
@@ -101,7 +106,7 @@ class DirectSide:
             if slot.sequence == ticket and not slot.consumed:
                 expect(self.slot_of(ticket) == slot, "the same slot again", self.slot_of(ticket))
                 return slot.block_offset
-            if self.stream.tcp.deadline.passed:
+            if self.stream.deadline.passed:
                 raise Deviation(f"a block in the slot of ticket {ticket}", str(slot))
 
     def put(self, block_offset: int, octets: bytes) -> None:
@@ -257,7 +262,8 @@ def terms_of_direct_allocation(probe: TargetProbe) -> None:
     expect(ack.ticket_timeout_ms > 0, "a Ticket Timeout", ack.ticket_timeout_ms)
     fits = 1 <= ack.ring_order <= 28 and 1 << ack.ring_order >= ack.allocation_quota
     expect(fits, f"a Ring Order of 1 to 28, 2^n >= {ack.allocation_quota}", ack.ring_order)
-    expect(bool(ack.granted_features & Feature.MASKED_ATOMICS), "MASKED_ATOMICS on RDMAP", ack.granted_features)
+    masked = bool(ack.granted_features & Feature.MASKED_ATOMICS)
+    expect(masked or "rdmap" not in probe.setup.has, "MASKED_ATOMICS on RDMAP", ack.granted_features)
 
 
 @GROUP.target("KX12", "KX13", needs=("direct-alloc",))
@@ -452,8 +458,7 @@ def first_block(direct: DirectSide) -> int:
 
 def send_atomic(direct: DirectSide, stag: int, to: int) -> None:
     """A FetchAdd that is to be refused."""
-    request = AtomicRequest(AtomicOperation.FETCH_ADD, 7, stag, to, 1, 0)
-    direct.stream.send_ulpdus(segments.atomic_request(direct.stream.take_msn(1), request))
+    direct.stream.request_fetch_add(stag, to, 1, 0)
 
 
 @GROUP.target("KX25", needs=("direct-alloc",))

@@ -73,7 +73,7 @@ def more_private_data_is_ignored(probe: TargetProbe) -> None:
     probe.session(Startup(private_data=connection_data() + bytes(100)))
 
 
-@GROUP.target("KC3")
+@GROUP.target("KC3", needs=("iwarp",))
 def without_connection_data_rejected(probe: TargetProbe) -> None:
     """A Request without connection data, with another magic or version gets R=1 and the target's 24 octets."""
     good = connection_data()
@@ -119,7 +119,7 @@ def ack_makes_sense(probe: TargetProbe) -> None:
     expect(not any(direct), "Ticket Timeout and Ring Order 0 without DIRECT_ALLOC", direct)
 
 
-@GROUP.target("KH7")
+@GROUP.target("KH7", needs=("rdmap",))
 def record_completion_never_granted(probe: TargetProbe) -> None:
     """RECORD_COMPLETION is not granted on RDMAP, and a request with RECORD is UNSUPPORTED."""
     side = probe.session(requested_features=Feature.RECORD_COMPLETION | Feature.INVALIDATE)
@@ -142,7 +142,7 @@ def unknown_features_ignored(probe: TargetProbe) -> None:
     expect(raw in (bytes(4), b"\x00\x00\x00\x10"), "INVALIDATE at most of the features", raw.hex())
 
 
-@GROUP.target("KH9")
+@GROUP.target("KH9", needs=("rdmap",))
 def direct_alloc_needs_masked_atomics(probe: TargetProbe) -> None:
     """DIRECT_ALLOC without MASKED_ATOMICS is a contradiction on RDMAP: not granted, and no error."""
     side = probe.session(requested_features=Feature.DIRECT_ALLOC)
@@ -150,7 +150,7 @@ def direct_alloc_needs_masked_atomics(probe: TargetProbe) -> None:
     expect(side.ack.ticket_timeout_ms == 0, "Ticket Timeout 0", side.ack.ticket_timeout_ms)
 
 
-@GROUP.target("KH10")
+@GROUP.target("KH10", needs=("rdmap",))
 def invalidate_served_unasked(probe: TargetProbe) -> None:
     """The INVALIDATE flag is served whether or not the feature was asked for."""
     side = probe.session(requested_features=Feature.NONE)
@@ -363,7 +363,7 @@ def hello_has_to_come_in_time(probe: TargetProbe) -> None:
     side.stream.expect_end("no HELLO in time (profile 8.2)", within_s=probe.wait_s(probe.setup.hello_timeout_s))
 
 
-@GROUP.target("KV12")
+@GROUP.target("KV12", needs=("iwarp",))
 def mpa_request_has_to_come_in_time(probe: TargetProbe) -> None:
     """A connection on which no MPA Request comes is closed within the time that the target waits for it."""
     tcp = probe.tcp()
@@ -376,7 +376,7 @@ def nothing_before_the_ack(probe: TargetProbe) -> None:
     probe.stream().expect_silence("no HELLO was sent")
 
 
-@GROUP.target("KC4")
+@GROUP.target("KC4", needs=("iwarp",))
 def rtr_is_served(probe: TargetProbe) -> None:
     """A peer that sends an RTR of any kind the Reply names is served; a Send RTR takes none of its credits."""
     for kind in (RtrKind.SEND, RtrKind.WRITE, RtrKind.READ):

@@ -33,7 +33,7 @@ def reopen(probe: TargetProbe, **hello: Any) -> InitiatorSide:
         if ack.status is not Status.ACCESS_DENIED or probe.deadline.passed:
             raise Deviation("a session for an identity whose stream has ended", ack.status.name)
         side.stream.expect_close("a refused HELLO ends the stream")  # which paces us too
-        side.stream.tcp.close()
+        side.stream.close()
 
 
 def resumed(ack: HelloAck) -> bool:
@@ -144,7 +144,7 @@ def ranges_end_where_they_say(probe: TargetProbe) -> None:
     side.expect_status(side.load(mask, None), Status.HANDLE_OUT_OF_RANGE)
 
 
-@GROUP.target("KI9", "KR5")
+@GROUP.target("KI9", "KR5", needs=("iwarp",))
 def end_of_stream_with_requests_outstanding(probe: TargetProbe) -> None:
     """A stream that ends while an ALLOC_STORE reads from the initiator leaves nothing bound; range and quota return."""
     ident = fresh_id()
@@ -152,7 +152,7 @@ def end_of_stream_with_requests_outstanding(probe: TargetProbe) -> None:
     lent = side.stream.memory.lend(bytes(range(200)))
     side.send(side.alloc_store(side.handle(0), lent))
     next_read(side)
-    side.stream.tcp.reset()
+    side.stream.reset()
     again = reopen(probe, initiator_id=ident)
     expect(again.ack.bound_blocks == 0, "Bound Blocks 0: the ALLOC_STORE was not done", again.ack.bound_blocks)
     again.expect_status(again.load(again.handle(0), None), Status.NOT_BOUND)
@@ -161,7 +161,7 @@ def end_of_stream_with_requests_outstanding(probe: TargetProbe) -> None:
     again.finish()
 
 
-@GROUP.target("KI9", "KR6")
+@GROUP.target("KI9", "KR6", needs=("iwarp",))
 def end_of_stream_during_a_store(probe: TargetProbe) -> None:
     """A STORE that the end of the stream cuts short left the block as it was, or empty, and never sealed or mixed."""
     ident, old, new = fresh_id(), b"old" * 1000, b"new" * 1000
@@ -172,7 +172,7 @@ def end_of_stream_during_a_store(probe: TargetProbe) -> None:
     read = next_read(side)
     response = side.stream.ulpdus_of_tagged(RdmapOpcode.READ_RESPONSE, read.sink_stag, read.sink_to, new)
     side.stream.send_ulpdus(response[0])
-    side.stream.tcp.reset()
+    side.stream.reset()
     again = reopen(probe, initiator_id=ident)
     came = again.fetch(again.handle(0), 8192, flags=RequestFlag.ALLOW_UNSEALED)
     expect(came in (old, b""), "the old octets or none", came[:32])

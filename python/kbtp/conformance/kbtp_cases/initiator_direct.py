@@ -36,7 +36,7 @@ def succeed(probe: InitiatorProbe, target: DirectTarget) -> None:
     """The rest is honest, and all of the work succeeds: no wrong octet was taken for a right one."""
     target.before_read = lambda step: None
     target.run()
-    target.stream.tcp.close()
+    target.stream.close()
     expect(probe.work_succeeded(), "that all of its work succeeds", "that some did not")
 
 
@@ -354,7 +354,7 @@ def refused_bind(probe: InitiatorProbe) -> None:
         assert isinstance(again, Bind)
         same = again.ticket == bind.ticket and again.handle != bind.handle
         expect(same, "its ticket given back by BIND to a spare handle (profile 6.11)", again)
-    target.stream.tcp.close()
+    target.stream.close()
     probe.refuse_further()
     expect(not probe.work_succeeded(), "an error: the block was not bound as asked for", "that its work succeeds")
 

@@ -27,7 +27,7 @@ def expect_given_up(probe: InitiatorProbe, side: TargetSide, why: str) -> None:
             side.stream.expect_close(why)
             break
         raise Deviation(f"no request on this stream: {why}", str(message))
-    side.stream.tcp.close()
+    side.stream.close()
     if "one-by-one" in probe.setup.has:
         probe.refuse_further()
         expect(not probe.work_succeeded(), f"an error: {why}", "that all of its work succeeds")
@@ -128,7 +128,7 @@ def unsupported_hello(probe: InitiatorProbe) -> None:
 def _refused(probe: InitiatorProbe, status: Status) -> None:
     side = probe.before_ack()
     side.acknowledge(status=status)
-    side.stream.tcp.finish()
+    side.stream.finish()
     expect_given_up(probe, side, f"HELLO_ACK with {status.name}")
 
 

@@ -27,21 +27,21 @@ GROUP = Group("initiator-requests")
 def expect_success(probe: InitiatorProbe, side: TargetSide) -> None:
     """The rest of the work goes well."""
     side.serve()
-    side.stream.tcp.close()
+    side.stream.close()
     expect(probe.work_succeeded(), "that all of its work succeeds", "that some did not")
 
 
 def expect_told(probe: InitiatorProbe, side: TargetSide, why: str) -> None:
     """All else goes well, on this stream or another one; yet the initiator tells its caller of this."""
     side.serve()
-    side.stream.tcp.close()
+    side.stream.close()
     probe.refuse_further()
     expect(not probe.work_succeeded(), f"an error: {why}", "that all of its work succeeds")
 
 
 def expect_error(probe: InitiatorProbe, side: TargetSide, why: str) -> None:
     """We close; the initiator tells its caller of the work that was not done."""
-    side.stream.tcp.finish()
+    side.stream.finish()
     while side.stream.message(f"the end of the stream: {why}") is not None:
         continue
     probe.refuse_further()
@@ -353,7 +353,7 @@ def target_that_vanishes(probe: InitiatorProbe) -> None:
     """A connection that is reset while a request is outstanding is an error, not a success."""
     side = probe.session()
     side.serve_until(Load)
-    side.stream.tcp.reset()
+    side.stream.reset()
     probe.refuse_further()
     expect(not probe.work_succeeded(), "an error: the connection was reset", "that all of its work succeeds")
 
@@ -423,7 +423,7 @@ def wrong_octets(probe: InitiatorProbe) -> None:
     entry.octets = entry.octets[:-1] + bytes([entry.octets[-1] ^ 1])
     side.serve_one(load)
     side.serve()
-    side.stream.tcp.close()
+    side.stream.close()
     try:
         succeeded = probe.work_succeeded()
     except Deviation as deviation:

@@ -212,7 +212,7 @@ def length_error_tells_the_length(probe: TargetProbe) -> None:
         completion = side.expect_status(side.load(side.handle(0), lent), Status.LENGTH_ERROR)
         told = (completion.data_length, completion.block_offset)
         expect(told == (10, 0), "Data Length 10 and Block Offset 0", told)
-        expect(lent is None or not lent.touched, "that nothing is written", lent and lent.touched)
+        expect(lent is None or lent.unwritten, "that nothing is written", lent and lent.touched)
     too_long = side.store_inline(side.handle(1), b"x").pack()
     side.send(patched(too_long, 36, bytes(4)))
     side.answer()

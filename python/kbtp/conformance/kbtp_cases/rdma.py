@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kbtp.conformance.case import Group
 from kbtp.conformance.deviation import Deviation, expect
 from kbtp.conformance.initiator_side import InitiatorSide
 from kbtp.conformance.kbtp_cases.blocks import pattern
 from kbtp.conformance.kbtp_cases.hello import patched
+from kbtp.conformance.memory import Lent
 from kbtp.conformance.probe import TargetProbe
 from kbtp.conformance.startup import Startup
 from kbtp.iwarp.rdmap import RdmapOpcode, ReadRequest
 from kbtp.types import RequestFlag, Status
-from kbtp.wire import DataDescriptor, Load, Store
+from kbtp.wire import AllocStore, DataDescriptor, Load, Store
 
 GROUP = Group("initiator-memory")
 
@@ -35,7 +38,7 @@ def expect_nothing_more(side: InitiatorSide, why: str) -> None:
     side.stream.expect_silence(why, for_s=QUIET_S)
 
 
-@GROUP.target("KD3")
+@GROUP.target("KD3", needs=("iwarp",))
 def reads_name_the_descriptor(probe: TargetProbe) -> None:
     """RDMA Reads of a STORE stay within the descriptor: STag, Tagged Offset and Length are taken as given."""
     side = probe.session()
@@ -51,31 +54,36 @@ def reads_name_the_descriptor(probe: TargetProbe) -> None:
 def invalidate(probe: TargetProbe) -> None:
     """With INVALIDATE every completion of a well-formed request, success or error, invalidates its STag."""
     side = probe.session()
-    lent = side.stream.memory.lend(pattern(100))
     flags = RequestFlag.INVALIDATE
     handle, unbound = side.handle(0), side.handle(1)
-    for request, status in (
-        (side.alloc_store(handle, lent, flags=flags), Status.SUCCESS),
-        (side.store(handle, lent, flags=flags), Status.SUCCESS),
-        (side.load(handle, lent, flags=flags), Status.NOT_SEALED),
-        (side.load(handle, lent, flags=flags | RequestFlag.ALLOW_UNSEALED), Status.SUCCESS),
-        (side.load(unbound, lent, flags=flags), Status.NOT_BOUND),
-        (side.load(side.nowhere, lent, flags=flags), Status.HANDLE_OUT_OF_RANGE),
-        (side.load(handle, lent, flags=flags, generation=7777), Status.GENERATION_MISMATCH),
-        (side.alloc_store(handle, lent, flags=flags), Status.ALREADY_BOUND),
-        (Load(side.request_id(), handle, 0, flags | RequestFlag.ALLOW_UNSEALED, DataDescriptor(lent.stag, 0, 1)),
+    unsealed = flags | RequestFlag.ALLOW_UNSEALED
+    attempts: list[tuple[Callable[[Lent], Load | Store | AllocStore], Status]] = [
+        (lambda lent: side.alloc_store(handle, lent, flags=flags), Status.SUCCESS),
+        (lambda lent: side.store(handle, lent, flags=flags), Status.SUCCESS),
+        (lambda lent: side.load(handle, lent, flags=flags), Status.NOT_SEALED),
+        (lambda lent: side.load(handle, lent, flags=unsealed), Status.SUCCESS),
+        (lambda lent: side.load(unbound, lent, flags=flags), Status.NOT_BOUND),
+        (lambda lent: side.load(side.nowhere, lent, flags=flags), Status.HANDLE_OUT_OF_RANGE),
+        (lambda lent: side.load(handle, lent, flags=flags, generation=7777), Status.GENERATION_MISMATCH),
+        (lambda lent: side.alloc_store(handle, lent, flags=flags), Status.ALREADY_BOUND),
+        (lambda lent: Load(side.request_id(), handle, 0, unsealed, DataDescriptor(lent.stag, lent.to, 1)),
          Status.LENGTH_ERROR),
-        (Load(side.request_id(), unbound, 0, flags, DataDescriptor(0x12345678, 0, 0)), Status.NOT_BOUND),
-    ):  # fmt: skip
+    ]  # fmt: skip
+    if probe.by_hand:
+        unknown = DataDescriptor(0x12345678, 0, 0)
+        attempts.append((lambda _: Load(side.request_id(), unbound, 0, flags, unknown), Status.NOT_BOUND))
+    for attempt, status in attempts:
+        request = attempt(side.stream.memory.lend(pattern(100)))
         side.send(request)
         answer = side.answer(request)
         expect(answer.status is status, status.name, answer.status.name)
         expect(answer.invalidated_stag == request.data.stag, f"Send with Invalidate with {status.name}", answer.message)
+    lent = side.stream.memory.lend(100)
     side.expect_status(side.load(handle, lent), Status.NOT_SEALED)
     expect(side.stream.messages[-1].opcode is RdmapOpcode.SEND, "a plain Send without INVALIDATE", "another")
 
 
-@GROUP.target("KD8")
+@GROUP.target("KD8", needs=("iwarp",))
 def initiator_refuses_the_stag(probe: TargetProbe) -> None:
     """A bad STag is no KBTP status: the initiator's Terminate ends the stream, and the target others serve on."""
     side, other = probe.session(), probe.session()
@@ -90,7 +98,7 @@ def initiator_refuses_the_stag(probe: TargetProbe) -> None:
     other.goes_on()
 
 
-@GROUP.target("KR7", "KD9")
+@GROUP.target("KR7", "KD9", needs=("iwarp",))
 def read_depth_is_kept(probe: TargetProbe) -> None:
     """No more RDMA Reads are outstanding than the initiator's IRD; further STOREs wait, and come to their turn."""
     for depth in (1, 3):
@@ -109,7 +117,7 @@ def read_depth_is_kept(probe: TargetProbe) -> None:
             side.expect_contents(index, pattern(64, index))
 
 
-@GROUP.target("KR8")
+@GROUP.target("KR8", needs=("iwarp",))
 def waiting_stores_hold_nothing_up(probe: TargetProbe) -> None:
     """While STOREs wait for the read depth, other requests are completed."""
     side = probe.session(Startup.of_depth(1, 1), requested_quota=5)
@@ -125,7 +133,7 @@ def waiting_stores_hold_nothing_up(probe: TargetProbe) -> None:
         expect(side.answer().status is Status.SUCCESS, "SUCCESS of each ALLOC_STORE", "another status")
 
 
-@GROUP.target("KR9")
+@GROUP.target("KR9", needs=("iwarp",))
 def no_read_depth_at_all(probe: TargetProbe) -> None:
     """With an IRD of 0, or MPA revision 1, stores without INLINE are UNSUPPORTED, found with the flags."""
     for startup in (Startup.of_depth(0, 0), Startup.plain()):
@@ -148,7 +156,14 @@ def no_read_depth_at_all(probe: TargetProbe) -> None:
         expect(completion.generation == bound.generation, "the block as it was", completion.generation)
 
 
-@GROUP.target("KR10", needs=("short-waits",), timeout_s=40.0)
+@GROUP.target(
+    "KR10",
+    needs=(
+        "iwarp",
+        "short-waits",
+    ),
+    timeout_s=40.0,
+)
 def read_that_nobody_answers(probe: TargetProbe) -> None:
     """An RDMA Read that the initiator does not answer within the drain time ends its stream; the block is as it was."""
     other = probe.session()
@@ -159,7 +174,7 @@ def read_that_nobody_answers(probe: TargetProbe) -> None:
     other.goes_on()
 
 
-@GROUP.target("KR5", alone=True)
+@GROUP.target("KR5", needs=("iwarp",), alone=True)
 def response_that_ends_too_early(probe: TargetProbe) -> None:
     """A Read Response shorter than asked never becomes a stored block."""
     other = probe.session()
@@ -173,7 +188,7 @@ def response_that_ends_too_early(probe: TargetProbe) -> None:
     expect(status in (Status.NOT_BOUND, Status.HANDLE_OUT_OF_RANGE), "nothing bound", status.name)
 
 
-@GROUP.target("KD10")
+@GROUP.target("KD10", needs=("iwarp",))
 def zero_octets_post_nothing(probe: TargetProbe) -> None:
     """A STORE of no octets posts no RDMA Read, whatever its STag, and INVALIDATE uses the STag as given."""
     side = probe.session()
@@ -189,7 +204,7 @@ def zero_octets_post_nothing(probe: TargetProbe) -> None:
     side.expect_contents(0, b"", flags=RequestFlag.ALLOW_UNSEALED)
 
 
-@GROUP.target("KD11")
+@GROUP.target("KD11", needs=("iwarp",))
 def inline_needs_no_memory(probe: TargetProbe) -> None:
     """With INLINE nothing is read from the initiator, whatever STag and Tagged Offset say."""
     side = probe.session()

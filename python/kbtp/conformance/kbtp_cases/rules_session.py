@@ -174,9 +174,18 @@ SESSION_RULES: tuple[Rule, ...] = (
     Rule("KY1", "draft 9.1", "HELLO and requests are carried in Send or Send with Solicited Event"),
     Rule(
         "KY2",
-        "draft 9.2; draft 6.5; profile 7",
-        "InfiniBand and RoCEv2: unmasked counters, records by Write with Immediate",
-        unobservable="this suite speaks the RDMAP binding",
+        "draft 9.2; profile 7",
+        "InfiniBand and RoCEv2: records come by RDMA Write with Immediate, the low 32 bits of the Request ID",
+    ),
+    Rule(
+        "KY5", "draft 6.5", "A record says what a COMPLETION would, and is not visible before the data of its request"
+    ),
+    Rule(
+        "KY6", "profile 7; profile 2", "A MALFORMED or UNSUPPORTED request is answered by COMPLETION even with RECORD"
+    ),
+    Rule("KY7", "draft 6.5", "Records are written only where RECORD_COMPLETION was granted"),
+    Rule(
+        "KY8", "draft 9.2; profile 1", "Without MASKED_ATOMICS Head holds the Ticket above, and zero in its low 32 bits"
     ),
     Rule(
         "KY3",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from kbtp.conformance.case import Group
 from kbtp.conformance.deviation import Deviation, expect
-from kbtp.conformance.kbtp_cases.direct import ADD_DATA, ALLOC_FEATURES, DirectSide, Slot, allocating
+from kbtp.conformance.kbtp_cases.direct import ALLOC_FEATURES, DirectSide, Slot, allocating
 from kbtp.conformance.kbtp_cases.identity import fresh_id, reopen, resumed
 from kbtp.conformance.probe import TargetProbe
 from kbtp.conformance.setup import MARGIN_S
@@ -27,7 +27,8 @@ def expect_refused_atomic(direct: DirectSide) -> None:
     try:
         direct.fetch_add()
     except Deviation as deviation:
-        expect("Terminate" in deviation.saw, "a Terminate", deviation.saw)
+        ended = "Terminate" in deviation.saw or "the end of the stream" in deviation.saw
+        expect(ended, "a Terminate, or what an RNIC makes of it", deviation.saw)
         return
     raise Deviation("a FetchAdd refused: direct allocation is over", "an Atomic Response")
 
@@ -121,7 +122,7 @@ def more_tickets_than_the_ring_has(probe: TargetProbe) -> None:
     for _ in range(direct.ack.allocation_quota):
         direct.take_ticket()
     direct.stream.expect_silence("as many tickets as the quota are no fault", for_s=within_s - MARGIN_S + 0.2)
-    direct.fetch_add(ADD_DATA)
+    direct.fetch_add()
     direct.stream.expect_terminate(TerminateCause.RDMAP_CATASTROPHIC_STREAM, within_s=within_s)
 
 

@@ -15,7 +15,7 @@ from kbtp.types import RequestFlag, Status
 GROUP = Group("turns")
 
 
-@GROUP.target("KW1", "KW2")
+@GROUP.target("KW1", "KW2", needs=("iwarp",))
 def everything_waits_for_a_store(probe: TargetProbe) -> None:
     """While a STORE reads its data, later requests on its handle wait; then each sees what the ones before it did."""
     side = probe.session()
@@ -43,7 +43,7 @@ def everything_waits_for_a_store(probe: TargetProbe) -> None:
     side.expect_contents(0, b"again")
 
 
-@GROUP.target("KW1")
+@GROUP.target("KW1", needs=("iwarp",))
 def an_alloc_store_is_waited_for(probe: TargetProbe) -> None:
     """A LOAD and a FREE behind an ALLOC_STORE of their handle find it bound."""
     side = probe.session()
@@ -59,9 +59,9 @@ def an_alloc_store_is_waited_for(probe: TargetProbe) -> None:
     expect(bytes(lent.octets) == pattern(64), "what was stored", lent.octets.hex())
 
 
-@GROUP.target("KW3")
+@GROUP.target("KW3", needs=("iwarp",))
 def other_handles_do_not_wait(probe: TargetProbe) -> None:
-    """A STORE that waits for its data holds up no request on another handle."""
+    """A STORE that waits for its data holds up no request on another handle, and is not complete before it has it."""
     side = probe.session()
     side.need_quota(4)
     for index in (0, 1):
@@ -72,11 +72,12 @@ def other_handles_do_not_wait(probe: TargetProbe) -> None:
     side.expect_contents(0, b"here")
     side.release(1)
     side.bind(3, b"three")
+    side.expect_outstanding(store)
     answer_read(side, read)
     expect(side.answer(store).status is Status.SUCCESS, "SUCCESS", "another status")
 
 
-@GROUP.target("KW6")
+@GROUP.target("KW6", needs=("iwarp",))
 def a_free_behind_a_load_does_not_wait_either(probe: TargetProbe) -> None:
     """A FREE of a block that was loaded, all of it, is not held up by a STORE on another handle that reads its data."""
     side = probe.session()

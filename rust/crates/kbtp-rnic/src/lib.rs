@@ -41,6 +41,7 @@ mod tcp;
 mod verbs_connector;
 mod verbs_listener;
 mod verbs_operation;
+mod verbs_outstanding;
 mod verbs_requests;
 
 pub use event_loop::{EVENTS, one_processor};

@@ -20,6 +20,7 @@ use crate::core::Core;
 use crate::device::DeviceShared;
 use crate::event_loop::{Poller, Token, Watch, of_manager};
 use crate::operation::Received;
+use crate::verbs_outstanding::Outstanding;
 use crate::verbs_requests::{Posted, Prepared, Requests};
 
 /// In a work request's id: it is a receive.
@@ -46,9 +47,7 @@ pub(crate) struct VerbsOperation {
     depths: Depths,
     requests: Requests,
     waiting: VecDeque<Work>,
-    posted: VecDeque<Posted>,
-    /// Work requests in the send queue.
-    sends: u32,
+    posted: Outstanding<Posted>,
     waiting_receives: VecDeque<(u64, Span)>,
     posted_receives: VecDeque<u64>,
     completions: Vec<Completion>,
@@ -89,8 +88,7 @@ impl VerbsOperation {
             depths,
             requests: Requests::new(depths, hardware.max_message_bytes, pd)?,
             waiting: VecDeque::new(),
-            posted: VecDeque::new(),
-            sends: 0,
+            posted: Outstanding::new(),
             waiting_receives: VecDeque::new(),
             posted_receives: VecDeque::new(),
             completions: Vec::new(),
@@ -292,17 +290,15 @@ impl VerbsOperation {
         if let Some(failure) = Failure::of(completion.status) {
             return self.take_failure(failure);
         }
-        self.sends = self.sends.saturating_sub(1);
-        let Some(posted) = self.posted.front_mut() else {
-            return;
-        };
-        posted.left = posted.left.saturating_sub(1);
-        if posted.left > 0 {
-            return;
+        self.posted.complete(completion.id);
+        while let Some(posted) = self.posted.pop_complete() {
+            self.tell(&posted);
         }
-        let Some(posted) = self.posted.pop_front() else { return };
+    }
+
+    fn tell(&mut self, posted: &Posted) {
         let (wr_id, length) = (posted.wr_id, posted.length);
-        let value = self.requests.finish(&posted);
+        let value = self.requests.finish(posted);
         self.events.push_back(match posted.kind {
             WrKind::Write => Event::WriteCompleted { wr_id },
             WrKind::Read => Event::ReadCompleted { wr_id, length },
@@ -332,23 +328,23 @@ impl VerbsOperation {
 
     pub(crate) fn has_to_send(&self) -> bool {
         let receive = !self.waiting_receives.is_empty() && self.receives_fit();
-        let send = !self.waiting.is_empty() && self.sends < self.depths.sends;
+        let send = !self.waiting.is_empty() && self.posted.requests() < self.depths.sends;
         !self.failed() && (receive || send)
     }
 
     /// Post what there is room for: receives first, since a Send may tell the peer of them (profile 3 "Credits").
     pub(crate) fn send_batch(&mut self, device: &DeviceShared) -> io::Result<usize> {
         self.post_receives(device)?;
-        let mut batch: SmallVec<[Prepared; BATCH]> = SmallVec::new();
+        let mut batch: SmallVec<[(u64, Prepared); BATCH]> = SmallVec::new();
         {
             let table = device.table();
-            while batch.len() < BATCH && self.sends + (batch.len() as u32) < self.depths.sends {
+            while batch.len() < BATCH && self.posted.requests() < self.depths.sends {
                 let Some(work) = self.waiting.pop_front() else { break };
-                let room = self.depths.sends - self.sends - batch.len() as u32;
+                let room = self.depths.sends - self.posted.requests();
                 match self.requests.prepare(&work, room, &table.memories)? {
                     Some((posted, requests)) => {
-                        self.posted.push_back(posted);
-                        batch.extend(requests);
+                        let id = self.posted.push(posted, requests.len() as u32);
+                        batch.extend(requests.into_iter().map(|prepared| (id, prepared)));
                     }
                     None => {
                         self.waiting.push_front(work);
@@ -362,8 +358,8 @@ impl VerbsOperation {
         }
         let works: SmallVec<[SendWork<'_>; BATCH]> = batch
             .iter()
-            .map(|prepared| SendWork {
-                id: 0,
+            .map(|(id, prepared)| SendWork {
+                id: *id,
                 kind: prepared.kind,
                 pieces: &prepared.pieces,
                 octets: prepared.octets.as_deref(),
@@ -371,8 +367,7 @@ impl VerbsOperation {
             })
             .collect();
         self.endpoint.post(&works)?;
-        self.sends += works.len() as u32;
-        let bytes: usize = batch.iter().map(Prepared::bytes).sum();
+        let bytes: usize = batch.iter().map(|(_, prepared)| prepared.bytes()).sum();
         self.moved_bytes += bytes as u64;
         Ok(bytes)
     }
@@ -406,7 +401,7 @@ impl VerbsOperation {
 
     /// What was posted and is not done.
     pub(crate) fn flush(&mut self) -> Vec<Flushed> {
-        let posted = self.posted.drain(..).map(|posted| (posted.wr_id, posted.kind));
+        let posted = self.posted.drain().map(|posted| (posted.wr_id, posted.kind));
         let waiting = self.waiting.drain(..).map(|work| (work.wr_id(), work.kind()));
         let posted_receives = self.posted_receives.drain(..);
         let receives = posted_receives.chain(self.waiting_receives.drain(..).map(|(wr_id, _)| wr_id));

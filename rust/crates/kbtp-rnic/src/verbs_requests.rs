@@ -20,8 +20,6 @@ const RESULT_BYTES: usize = size_of::<u64>();
 pub(crate) struct Posted {
     pub(crate) wr_id: u64,
     pub(crate) kind: WrKind,
-    /// Work requests that it is made of, and that are not complete.
-    pub(crate) left: u32,
     /// Of the sink of a Read.
     pub(crate) length: u32,
     staged: Option<Staged>,
@@ -75,7 +73,6 @@ impl Requests {
         let mut posted = Posted {
             wr_id: work.wr_id(),
             kind: work.kind(),
-            left: 1,
             length: 0,
             staged: None,
             _own: None,
@@ -96,13 +93,13 @@ impl Requests {
                 .map(|one| Several::from_iter([one])),
         };
         let Some(requests) = requests else { return Ok(None) };
-        posted.left = requests.len() as u32;
-        if posted.left > self.depths.sends {
+        let count = requests.len() as u32;
+        if count > self.depths.sends {
             return Err(io::Error::other(
                 "a message takes more work requests than the send queue has",
             ));
         }
-        if posted.left > room {
+        if count > room {
             return Ok(None); // of several, which stage nothing
         }
         Ok(Some((posted, requests)))

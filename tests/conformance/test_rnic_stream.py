@@ -1,0 +1,114 @@
+"""The suite's streams on an RNIC: what is above iWARP is looked at all the same, what is below is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kbtp.conformance.deviation import Deviation, NotApplicable
+from kbtp.conformance.probe import TargetProbe
+from kbtp.conformance.result import Outcome
+from kbtp.conformance.setup import Setup, what_streams_have
+from kbtp.conformance.startup import Startup
+from kbtp.conformance.tcp import Deadline, Tcp
+from kbtp.iwarp.rdmap import RdmapOpcode
+from kbtp.rnic import open_rnic
+from kbtp.rnic.reference import ReferenceRnic
+from kbtp.target.session import Session
+from kbtp.types import Feature, RequestFlag, Status
+from tests.conformance.conftest import cases_named, run_against
+
+RNICS = ("native", "reference")
+Serve = Callable[..., str]
+
+
+def setup_of(rnic_name: str, *more: str) -> frozenset[str]:
+    return what_streams_have(open_rnic(rnic_name)) | {"no-keys", *more}
+
+
+@pytest.mark.parametrize("rnic_name", RNICS)
+def test_cases_pass_that_an_rnic_carries(serve: Serve, rnic_name: str) -> None:
+    cases = cases_named(
+        "hello/ack-makes-sense",
+        "hello/hello-too-long",
+        "hello/second-hello",
+        "blocks/what-was-stored-comes-back",
+        "initiator-memory/invalidate",
+        "identity/resumed-gets-back-what-it-had",
+        "credits/a-credit-is-there-when-its-completion-is",
+    )
+    results = run_against(serve(), cases, rnic=open_rnic(rnic_name), has=setup_of(rnic_name))
+    assert {str(result) for result in results.values()} == {f"{case.name}: passed" for case in cases}
+
+
+@pytest.mark.parametrize("rnic_name", RNICS)
+def test_direct_modes_pass_too(serve: Serve, rnic_name: str) -> None:
+    url = serve(pool_blocks=64, direct_blocks=32, direct=Feature.DIRECT_LOAD | Feature.DIRECT_ALLOC)
+    cases = cases_named(
+        "direct/entry-and-block-are-read", "direct/whole-sequence", "direct/each-stag-has-its-one-right"
+    )
+    has = setup_of(rnic_name, "direct-load", "direct-alloc")
+    results = run_against(url, cases, rnic=open_rnic(rnic_name), has=has)
+    assert {str(result) for result in results.values()} == {f"{case.name}: passed" for case in cases}
+
+
+def test_what_needs_a_peer_by_hand_or_another_binding_is_left_out_with_that_reason(serve: Serve) -> None:
+    cases = cases_named("blocks/completion-of-a-load", "records/errors-have-their-record")
+    results = run_against(serve(), cases, rnic=open_rnic("native"), has=setup_of("native"))
+    assert "speaks iWARP by hand" in results["blocks/completion-of-a-load"].reason
+    assert "InfiniBand" in results["records/errors-have-their-record"].reason
+
+
+def test_a_broken_target_is_found(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Session.complete
+    monkeypatch.setattr(
+        Session,
+        "complete",
+        lambda self, task, status, entry, **rest: honest(self, task, Status.NOT_BOUND, entry, **rest),
+    )
+    cases = cases_named("blocks/what-was-stored-comes-back")
+    results = run_against(serve(), cases, rnic=ReferenceRnic(), has=setup_of("reference"))
+    assert results["blocks/what-was-stored-comes-back"].outcome is Outcome.FAILED
+
+
+def test_a_look_below_is_no_finding(serve: Serve) -> None:
+    host, _, port = serve().removeprefix("kbtp://").rpartition(":")
+    probe = TargetProbe(Setup(has=setup_of("native")), Deadline(5.0), host, int(port), open_rnic("native"))
+    stream = probe.stream()
+    for look in (
+        probe.tcp,
+        lambda: stream.tcp,
+        lambda: stream.send_ulpdus(b""),
+        lambda: stream.await_ulpdu("anything"),
+        lambda: probe.stream(Startup.plain()),
+    ):
+        with pytest.raises(NotApplicable):
+            look()
+    probe.close()
+
+
+def test_lent_memory_tells_whether_it_was_written(serve: Serve) -> None:
+    host, _, port = serve().removeprefix("kbtp://").rpartition(":")
+    probe = TargetProbe(Setup(has=setup_of("native")), Deadline(5.0), host, int(port), open_rnic("native"))
+    side = probe.session()
+    side.bind(0, b"octets")
+    lent = side.stream.memory.lend(6)
+    side.expect_status(side.load(side.handle(1), lent), Status.NOT_BOUND)
+    assert lent.unwritten
+    side.expect_status(side.load(side.handle(0), lent), Status.SUCCESS)
+    assert not lent.unwritten
+    side.stream.memory.take_back(lent)
+    side.send(side.load(side.handle(0), lent, flags=RequestFlag.NONE))
+    with pytest.raises(Deviation, match="the end of the stream"):
+        side.answer()
+    assert not list(side.stream.messages_of(RdmapOpcode.WRITE))
+    probe.close()
+
+
+def test_a_pause_before_the_first_fpdu(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(Tcp, "expect_no_octets", lambda self, why, *, for_s: pauses.append(for_s))
+    results = run_against(serve(), cases_named("hello/ack-makes-sense"), hello_delay_s=0.25, crc=False)
+    assert results["hello/ack-makes-sense"].outcome is Outcome.PASSED
+    assert pauses == [0.25]
