@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from conformance.profiles import TARGETS, divided
@@ -31,14 +32,14 @@ def kbtp_part(role: Role) -> list[Case]:
 
 
 def run_targets(
-    rnic_name: str, host: str, chosen: Sequence[Case], expectations: Expectations, *, at_once: int
+    rnic_name: str, host: str, chosen: Sequence[Case], expectations: Expectations, *, at_once: int, patience: float
 ) -> Iterator[Result]:
     """A target for each profile, at `host`, and its cases."""
     rnic = open_rnic(rnic_name)
     with tempfile.TemporaryDirectory() as folder:
         for profile, some in zip(TARGETS, divided(TARGETS, chosen).values(), strict=True):
             file = Path(folder) / f"{profile.name}.keys"
-            setup = profile.setup(rnic, keys=new_keys(profile, file))
+            setup = replace(profile.setup(rnic, keys=new_keys(profile, file)), patience=patience)
             if any(case.needs <= setup.has for case in some):
                 with serving(profile, rnic_name, file if setup.keys else None, host) as url:
                     runner = TargetRunner(Address.parse(url), setup, expectations, at_once=at_once, rnic=rnic)
@@ -53,6 +54,7 @@ def main() -> int:
     parser.add_argument("-k", dest="words", action="append", default=[], help="only cases whose name holds this")
     parser.add_argument("--expect", type=Path, help="cases to skip and expected to fail, each with its reason")
     parser.add_argument("--at-once", type=int, default=2)
+    parser.add_argument("--patience", type=float, default=2.0, help="wait so many times as long for what should come")
     arguments = parser.parse_args()
     expectations = Expectations.read(arguments.expect, cases()) if arguments.expect else Expectations()
     chosen = [
@@ -61,7 +63,8 @@ def main() -> int:
         if not arguments.words or any(word in case.name for word in arguments.words)
     ]
     counts: Counter[Outcome] = Counter()
-    for result in run_targets(arguments.rnic, arguments.host, chosen, expectations, at_once=arguments.at_once):
+    options = {"at_once": arguments.at_once, "patience": arguments.patience}
+    for result in run_targets(arguments.rnic, arguments.host, chosen, expectations, **options):
         counts[result.outcome] += 1
         if result.outcome.fails_the_run or result.outcome is Outcome.WARNED:
             print(result, flush=True)

@@ -11,6 +11,7 @@ from kbtp.verbs.api import Rnic
 NEEDS = {
     "iwarp": "the suite speaks iWARP by hand, with no RNIC between it and the peer",
     "rdmap": "streams are those of RDMAP (draft 9.1)",
+    "invalidate": "a peer's Send with Invalidate works on memory that the suite lends",
     "infiniband": "streams are those of InfiniBand or RoCEv2 (draft 9.2)",
     "direct-load": "the target grants DIRECT_LOAD to whoever asks",
     "direct-alloc": "the target grants DIRECT_ALLOC to whoever asks",
@@ -29,7 +30,7 @@ NEEDS = {
 }
 """What a case may need of the peer under test; `--with` names what is there."""
 
-BY_HAND = frozenset({"iwarp", "rdmap"})
+BY_HAND = frozenset({"iwarp", "rdmap", "invalidate"})
 OF_STREAMS = BY_HAND | {"infiniband"}
 
 
@@ -37,7 +38,9 @@ def what_streams_have(rnic: Rnic | None) -> frozenset[str]:
     """Of `OF_STREAMS`, with the RNIC that carries our streams, or by hand."""
     if rnic is None:
         return BY_HAND
-    return frozenset({"infiniband" if rnic.capabilities.write_with_immediate else "rdmap"})
+    can = rnic.capabilities
+    binding = "infiniband" if can.write_with_immediate else "rdmap"
+    return frozenset({binding, "invalidate"} if can.invalidated_by_peers else {binding})
 
 
 MARGIN_S = 2.0  # on top of the time that a peer says it waits

@@ -50,7 +50,7 @@ def reads_name_the_descriptor(probe: TargetProbe) -> None:
     side.expect_contents(0, pattern(1000)[100:800], flags=RequestFlag.ALLOW_UNSEALED)
 
 
-@GROUP.target("KD4", "KD7")
+@GROUP.target("KD4", "KD7", needs=("invalidate",))
 def invalidate(probe: TargetProbe) -> None:
     """With INVALIDATE every completion of a well-formed request, success or error, invalidates its STag."""
     side = probe.session()
