@@ -17,13 +17,13 @@ from kbtp.conformance.expectations import Expectations
 from kbtp.conformance.initiators import initiators_of
 from kbtp.conformance.result import Outcome, Result
 from kbtp.conformance.runner import InitiatorRunner
-from kbtp.conformance.setup import Setup
+from kbtp.conformance.setup import BY_HAND, Setup
 from kbtp.key_file import write_key
 from kbtp.keys import Key
 
 WORKLOAD = [sys.executable, "-m", "kbtp.conformance.workload", "--rnic", "reference"]
 HERE = Address("127.0.0.1", 0)
-ONE_BY_ONE = Setup(has=frozenset({"no-keys", "one-by-one"}))
+ONE_BY_ONE = Setup(has=BY_HAND | {"no-keys", "one-by-one"})
 
 # An initiator of the facade that lets one thing pass which it should not.
 BROKEN = """
@@ -102,7 +102,7 @@ def test_a_fault_is_caught(tmp_path: Path, fault: str, caught_by: tuple[str, ...
 
 
 KEY = Key(0x5EED, bytes(range(32)))
-WITH_KEY = Setup(has=frozenset({"keys", "one-by-one"}), keys=(KEY,))
+WITH_KEY = Setup(has=BY_HAND | {"keys", "one-by-one"}, keys=(KEY,))
 
 
 @pytest.fixture

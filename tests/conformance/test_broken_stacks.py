@@ -17,6 +17,7 @@ import pytest
 
 from kbtp import atomics
 from kbtp.conformance.result import Outcome
+from kbtp.conformance.setup import BY_HAND
 from kbtp.errors import PeerMisbehaved
 from kbtp.iwarp import fpdu, inbound, mpa, outbound, state
 from kbtp.iwarp.ddp import UntaggedSegment
@@ -296,11 +297,11 @@ FAULTS = {
 def test_a_fault_is_caught(serve: Callable[..., str], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     fault = FAULTS[name]
     looking = cases_named(*fault.caught_by)
-    right = run_against(serve(**DIRECT), looking, has=HAS)
+    right = run_against(serve(**DIRECT), looking, has=BY_HAND | HAS)
     assert {result.outcome for result in right.values()} == {Outcome.PASSED}, right
     for where, attribute, by in fault.replaced:
         monkeypatch.setattr(where, attribute, by)
-    wrong = run_against(serve(**DIRECT), [replace(case, timeout_s=PATIENCE_S) for case in looking], has=HAS)
+    wrong = run_against(serve(**DIRECT), [replace(case, timeout_s=PATIENCE_S) for case in looking], has=BY_HAND | HAS)
     assert {case: result.outcome for case, result in wrong.items()} == dict.fromkeys(fault.caught_by, Outcome.FAILED)
     assert all(result.expected and result.saw for result in wrong.values())
 
