@@ -43,7 +43,7 @@ LONGEST_S = 20.0
 ON_RXE = ("target/records/", "target/direct/", "target/tickets/", "target/initiator-memory/")
 """What depends on the binding; all of it takes five minutes there."""
 
-SUITE_IN_GUEST_S = 300.0
+SUITE_IN_GUEST_S = 600.0
 
 _READY = "kbtp://"
 _SHARED = Path("build") / "interop" / "conformance"
