@@ -23,16 +23,16 @@ def main() -> int:
     parser.add_argument("-k", dest="words", action="append", default=[], help="only checks whose name holds this")
     parser.add_argument("--list", action="store_true", help="only name the checks")
     parser.add_argument("--tcg", action="store_true", help="no KVM even where there is one")
-    parser.add_argument("--driver", choices=[suite.name for suite in SUITES], help="only checks with this driver")
+    parser.add_argument("--suite", choices=[suite.name for suite in SUITES], help="only checks that share this guest")
     parser.add_argument("--images", type=Path, default=images_folder(), help="folder where the guest is built")
     arguments = parser.parse_args()
     suites = [
         dataclasses.replace(suite, checks=chosen)
         for suite in SUITES
-        if arguments.driver in (None, suite.name)
+        if arguments.suite in (None, suite.name)
         and (chosen := [one for one in suite.checks if all(word in one.name for word in arguments.words)])
     ]
-    bare = arguments.driver is None and all(word in beside.NAME for word in arguments.words)
+    bare = arguments.suite is None and all(word in beside.NAME for word in arguments.words)
     if arguments.list:
         print("\n".join([beside.NAME] * bare))
         for suite in suites:

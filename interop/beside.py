@@ -41,8 +41,8 @@ def bare_install() -> Iterator[BareInstall]:
 
 @contextmanager
 def suite(name: str, arguments: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """`python -m interop` for the checks with that driver alone; its status says if they hold."""
-    command = ["setpriv", "--pdeathsig", "TERM", sys.executable, "-m", "interop", *arguments, "--driver", name]
+    """`python -m interop` for the checks of that suite alone; its status says if they hold."""
+    command = ["setpriv", "--pdeathsig", "TERM", sys.executable, "-m", "interop", *arguments, "--suite", name]
     with subprocess.Popen(command) as process:
         try:
             yield process
