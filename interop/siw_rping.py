@@ -110,9 +110,15 @@ def _listen(name: str, way: _Way, guest: Guest) -> None:
         with guest.start(script) as call:
             server.serve(PINGS)
             done = call.finish(PING_S)
-    if done.status:
+    if done.status and not _only_its_end_failed(done.output):
         raise CheckFailed(f"rping ended with status {done.status}: {done.output}")
     _compare(way, guest)
+
+
+def _only_its_end_failed(output: str) -> bool:
+    """When all is done and the connection has ended, rping's thread of the connection manager may find its file descriptor
+    closed, and ends the program with a status of its own. Whatever else rping dislikes it says."""
+    return set(output.split("\n")) <= {"client DISCONNECT EVENT...", "rdma_get_cm_event: Bad file descriptor", ""}
 
 
 def _compare(way: _Way, guest: Guest) -> None:

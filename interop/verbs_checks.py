@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import kbtp
 from interop.checks import RNICS, Check, CheckFailed
 from interop.guest.machine import GUEST_ADDRESS, Guest
 from interop.kbtp_in_guest import (
@@ -52,7 +53,10 @@ def _program(name: str, guest: Guest) -> None:
 
 
 def _target_on_siw(guest: Guest) -> None:
-    with target_in_guest(guest, RNIC) as url:
+    with target_in_guest(guest, RNIC, "--direct", "load,alloc", "--direct-blocks", "16") as url:
+        with kbtp.connect(url, direct="load,alloc", connect_timeout_s=START_S) as client:
+            if client.features & (kbtp.Feature.DIRECT_ALLOC | kbtp.Feature.MASKED_ATOMICS):
+                raise CheckFailed(f"siw has no atomics, and HELLO_ACK grants {client.features!r}")
         operate_here(url, "native", count=OPERATIONS, multiple_bytes=MULTIPLE_BYTES)
 
 
