@@ -116,8 +116,8 @@ def _listen(name: str, way: _Way, guest: Guest) -> None:
 
 
 def _only_its_end_failed(output: str) -> bool:
-    """When all is done and the connection has ended, rping's thread of the connection manager may find its file descriptor
-    closed, and ends the program with a status of its own. Whatever else rping dislikes it says."""
+    """When all is done and the connection has ended, rping's thread of the connection manager may find its file
+    descriptor closed, and ends the program with a status of its own. Whatever else rping dislikes it says."""
     return set(output.split("\n")) <= {"client DISCONNECT EVENT...", "rdma_get_cm_event: Bad file descriptor", ""}
 
 
