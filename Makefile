@@ -76,7 +76,7 @@ WRITE ?=
 conformance: $(VENV)/dev.stamp  ## both RNICs as target and as initiator against the suite of kbtp conformance
 	$(BIN)/python -m conformance $(if $(WRITE),--write) --junit build/conformance
 
-# Some three minutes; needs Debian's packages of QEMU and a compiler, and installs them where it may. INTEROP_FLAGS="-k rping" makes some of the checks.
+# Some six minutes; needs Debian's packages of QEMU and a compiler, and installs them where it may. INTEROP_FLAGS="-k rping" makes some of the checks.
 INTEROP_FLAGS ?=
 
 interop: $(VENV)/dev.stamp  ## a guest with Linux's RDMA drivers, and our stacks against them
