@@ -23,7 +23,7 @@ PYTHON_IN_GUEST = "env PYTHONPATH=/mnt/python:/mnt python3"
 START_S = 120.0
 """Without KVM the first import of everything takes its time."""
 
-OPERATIONS_S = 120.0
+OPERATIONS_S = 300.0
 
 _SERVE = ["--block-size", str(BLOCK_BYTES), "--pool-blocks", "64", "--max-quota", str(QUOTA), "--direct", "load"]
 _READY = "kbtp://"

@@ -32,7 +32,7 @@ HELLO_DELAY_S = 0.2
 """siw overlooks an FPDU right behind its MPA Reply. It takes a CRC that comes in two pieces for wrong, which happens
 with big blocks, and has no atomics: the suite asks for no CRC, and nothing is allocated directly."""
 
-PATIENCE = 2.0
+PATIENCE = 3.0
 """What siw never does is not waited for so long."""
 
 TARGETS_AT_ONCE = 4
@@ -66,7 +66,7 @@ def rxe_checks() -> list[Check]:
 
 
 def _target_on_rxe(guest: Guest) -> None:
-    suite = f"conformance.over_rnic {RNIC} {GUEST_ADDRESS} --expect /mnt/interop/expectations_rxe.toml"
+    suite = f"conformance.over_rnic {RNIC} {GUEST_ADDRESS} --patience 4 --expect /mnt/interop/expectations_rxe.toml"
     done = guest.run(f"cd /mnt; {PYTHON_IN_GUEST} -m {suite}", timeout_s=SUITE_IN_GUEST_S)
     if done.status:
         raise CheckFailed(done.output)
