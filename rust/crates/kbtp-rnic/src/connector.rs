@@ -176,12 +176,12 @@ impl Connecting for Connector {
             return Step::Continue;
         };
         if !attempt.connected {
-            return match attempt.link.connect_error() {
-                Ok(None) => {
+            return match attempt.link.connected() {
+                Ok(()) => {
                     self.send_request(core, attempt);
                     Step::Continue
                 }
-                Ok(Some(error)) | Err(error) => {
+                Err(error) => {
                     self.refusals
                         .push(format!("{}: {}", attempt.link.peer, error_text(&error)));
                     drop(attempt);

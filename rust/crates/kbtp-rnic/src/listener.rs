@@ -14,7 +14,7 @@ use crate::error::error_text;
 use crate::event_loop::{TimerId, Token, Watch, new_token};
 use crate::goodbye::Goodbye;
 use crate::request::Pending;
-use crate::tcp::{Link, set_stream_options};
+use crate::tcp::{Link, set_stream_options, unpace_within_machine};
 
 /// One octet more than the longest Request shows that something came after it.
 const REQUEST_READ_BYTES: usize = limits::MPA_FRAME_BYTES + limits::MPA_PRIVATE_DATA_MAX_BYTES + 1;
@@ -156,6 +156,7 @@ impl ListenerState {
                 Ok((sock, address)) => {
                     // It fails for one that was reset before it was accepted.
                     if set_stream_options(&sock, core.options().tcp_user_timeout).is_ok() {
+                        unpace_within_machine(&sock);
                         let peer = address
                             .as_socket()
                             .map_or_else(String::new, |address| address.to_string());

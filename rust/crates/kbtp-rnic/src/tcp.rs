@@ -22,6 +22,17 @@ pub(crate) fn set_stream_options(sock: &Socket, user_timeout: Duration) -> io::R
     sock.set_tcp_user_timeout(Some(user_timeout.max(Duration::from_millis(1))))
 }
 
+/// Within one machine there is no path whose rate would have to be found out. BBR, where it is the system's choice, spaces
+/// segments by a timer all the same, and halves what goes through; Reno is always there and allowed.
+pub(crate) fn unpace_within_machine(sock: &Socket) {
+    let address = |end: io::Result<SockAddr>| end.ok().and_then(|end| end.as_socket()).map(|end| end.ip());
+    let local = address(sock.local_addr());
+    if local.is_some() && local == address(sock.peer_addr()) {
+        // Without it the connection works as well.
+        let _ = sock.set_tcp_congestion(b"reno");
+    }
+}
+
 /// A socket that begins to connect to `address`.
 pub(crate) fn begin_connect(address: SocketAddr, user_timeout: Duration) -> io::Result<Socket> {
     let sock = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
@@ -74,8 +85,15 @@ impl Link {
         let _ = self.watch.clear(poller, self.sock.as_fd());
     }
 
-    pub(crate) fn connect_error(&self) -> io::Result<Option<io::Error>> {
-        self.sock.take_error()
+    /// How an attempt to connect ended.
+    pub(crate) fn connected(&self) -> io::Result<()> {
+        match self.sock.take_error()? {
+            None => {
+                unpace_within_machine(&self.sock);
+                Ok(())
+            }
+            Some(error) => Err(error),
+        }
     }
 
     pub(crate) fn has_unsent(&self) -> bool {
