@@ -215,7 +215,7 @@ def sealing(seal: bool) -> RequestFlag:
 
 
 def _equally_many(**arguments: Sequence[object]) -> None:
-    lengths = {name: len(values) for name, values in arguments.items()}
-    if min(lengths.values()) != max(lengths.values()):
+    if len({*map(len, arguments.values())}) > 1:
+        lengths = {name: len(values) for name, values in arguments.items()}
         said = ", ".join(f"{count} {name}" for name, count in lengths.items())
         raise ApiMisuse(f"{said}: a batch needs equally many of each")

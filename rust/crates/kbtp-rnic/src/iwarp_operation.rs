@@ -31,8 +31,8 @@ const PREFETCH_BYTES: usize = 4096;
 const APPETITE_BYTES: usize = 8 * 1024;
 const APPETITE_GROWTH: usize = 4;
 
-/// Built before the first `sendmsg` of a turn, so that the peer begins while this side goes on. Later ones take as much as
-/// was sent before them, which makes fewer of them.
+/// Built before the first `sendmsg` of a burst, so that the peer begins while this side goes on. Later ones take as much as
+/// was sent before them, which makes fewer of them. A burst lasts until nothing is left to send.
 const FIRST_BATCH_BYTES: usize = 64 * 1024;
 
 /// Parts that one more FPDU adds, if it is sent from where it lies: head, one or two spans, tail.
@@ -52,6 +52,8 @@ pub(crate) struct IwarpOperation {
     appetite_bytes: usize,
     /// FPDUs that were built, and that the socket has not taken wholly.
     unsent: Option<Outgoing>,
+    /// Octets sent in this burst.
+    burst_bytes: usize,
 }
 
 impl IwarpOperation {
@@ -68,6 +70,7 @@ impl IwarpOperation {
             emss_check_at: Instant::now() + EMSS_CHECK_PERIOD,
             appetite_bytes: APPETITE_BYTES,
             unsent: None,
+            burst_bytes: 0,
         })
     }
 
@@ -136,12 +139,11 @@ impl IwarpOperation {
     }
 
     /// Hand the system what waits, or else FPDUs that are built now; how many octets it took. `spare` is empty, before and
-    /// after. `sent_bytes`: how many this stream has sent in this turn.
+    /// after.
     pub(crate) fn send_batch(
         &mut self,
         device: &DeviceShared,
         spare: &mut Outgoing,
-        sent_bytes: usize,
         now: Instant,
     ) -> io::Result<usize> {
         self.link.send_queued()?;
@@ -152,13 +154,17 @@ impl IwarpOperation {
         self.check_emss(now)?;
         let result = device.lend(self.view, |memory, octets| {
             if out.is_empty() {
-                let ahead_bytes = sent_bytes.clamp(FIRST_BATCH_BYTES, limits::RNIC_UNSENT_MAX_BYTES);
+                let ahead_bytes = self.burst_bytes.clamp(FIRST_BATCH_BYTES, limits::RNIC_UNSENT_MAX_BYTES);
                 self.build(memory, octets, ahead_bytes, &mut out);
             }
             self.send_built(octets, &mut out)
         });
+        self.burst_bytes += result.as_ref().map_or(0, |sent_bytes| *sent_bytes);
         if out.is_empty() {
             *spare = out;
+            if !self.iwarp.wants_to_send() {
+                self.burst_bytes = 0;
+            }
         } else {
             self.unsent = Some(out);
         }

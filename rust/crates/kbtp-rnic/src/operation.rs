@@ -132,17 +132,15 @@ impl Operation {
         }
     }
 
-    /// Hand on what waits; how many octets that was. `spare` is empty, before and after. `sent_bytes`: how many this stream
-    /// has sent in this turn.
+    /// Hand on what waits; how many octets that was. `spare` is empty, before and after.
     pub(crate) fn send_batch(
         &mut self,
         device: &DeviceShared,
         spare: &mut Outgoing,
-        sent_bytes: usize,
         now: Instant,
     ) -> io::Result<usize> {
         match self {
-            Self::Iwarp(operation) => operation.send_batch(device, spare, sent_bytes, now),
+            Self::Iwarp(operation) => operation.send_batch(device, spare, now),
             Self::Verbs(operation) => operation.send_batch(device),
         }
     }

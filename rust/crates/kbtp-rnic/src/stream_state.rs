@@ -528,8 +528,7 @@ impl StreamState {
             if budget_bytes == 0 {
                 return Ok(true);
             }
-            let sent_bytes = limits::RNIC_PUMP_MAX_BYTES - budget_bytes;
-            let result = operation.send_batch(&core.device, &mut core.outgoing, sent_bytes, core.now);
+            let result = operation.send_batch(&core.device, &mut core.outgoing, core.now);
             let full = operation.has_unsent();
             self.take_events(core);
             budget_bytes = budget_bytes.saturating_sub(result?);
