@@ -478,6 +478,10 @@ impl StreamState {
                 "a stream carries requests once, after Established, on a channel without threads",
             ));
         }
+        if let Some(operation) = self.operation.as_mut() {
+            // The target reads what is to be stored, and that is left alone until its request has ended.
+            operation.keep_sources_still();
+        }
         let receives = grant.receives.shared.id;
         core.device.table().memories.hold(receives);
         self.session_regions.push(receives);

@@ -3,7 +3,7 @@
 //! Each step holds the device's lock, as one of its readers, from the checks of an STag to the last octet that the system
 //! has copied, so that a revocation in another thread comes before or after it, never within. What the socket does not take
 //! of FPDUs that were built waits as it is: what it names in registered memory belongs to posted work, which holds it until
-//! its last octet has left, and a Read Response is copied when it is built, while its STag is known to be good.
+//! its last octet has left, and what is left of a Read Response is copied while its STag is known to be good.
 
 use std::io;
 use std::mem;
@@ -157,7 +157,9 @@ impl IwarpOperation {
                 let ahead_bytes = self.burst_bytes.clamp(FIRST_BATCH_BYTES, limits::RNIC_UNSENT_MAX_BYTES);
                 self.build(memory, octets, ahead_bytes, &mut out);
             }
-            self.send_built(octets, &mut out)
+            let sent = self.send_built(octets, &mut out);
+            out.keep_lent(octets);
+            sent
         });
         self.burst_bytes += result.as_ref().map_or(0, |sent_bytes| *sent_bytes);
         if out.is_empty() {

@@ -70,6 +70,13 @@ impl Operation {
         }
     }
 
+    /// What the peer reads stays as it is meanwhile.
+    pub(crate) fn keep_sources_still(&mut self) {
+        if let Self::Iwarp(operation) = self {
+            operation.iwarp.keep_sources_still();
+        }
+    }
+
     /// Take the CRC32c of what moves through this memory, where octets pass through this process.
     pub(crate) fn watch_memory(&mut self, stag: u32, to: u64, length: u32) {
         if let Self::Iwarp(operation) = self {

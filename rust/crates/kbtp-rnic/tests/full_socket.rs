@@ -3,16 +3,23 @@
 
 mod common;
 
+use std::mem::ManuallyDrop;
+use std::os::fd::FromRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
 
 use common::{PATIENCE, Pair, Side, octets_of, options, pump};
+use kbtp_proto::initiator::Terms;
 use kbtp_proto::mpa::MpaOptions;
 use kbtp_proto::types::TerminateCause;
 use kbtp_rnic::api::{Access, Event, Sge, WcOpcode, WcStatus, WorkRequest};
 use kbtp_rnic::device::Region;
+use kbtp_rnic::initiator::RequestGrant;
 use kbtp_rnic::memory::Buffer;
+use kbtp_rnic::requester::Requester;
+use kbtp_rnic::stream::Stream;
+use socket2::Socket;
 
 /// More than a socket takes on both sides together.
 const LARGE_BYTES: usize = 24_000_000;
@@ -97,8 +104,46 @@ fn target_of(side: &Side) -> Region {
     side.region(&[1], Access::empty())
 }
 
+/// The socket that is connected to `port` takes less at once than is built for it.
+fn narrow_socket_to(port: u16) {
+    for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
+        let number = entry.unwrap().file_name().to_str().unwrap().parse().unwrap();
+        // SAFETY: nobody takes it for the owner, and a number that another thread closes meanwhile only fails.
+        let fd = ManuallyDrop::new(unsafe { Socket::from_raw_fd(number) });
+        if fd
+            .peer_addr()
+            .is_ok_and(|peer| peer.as_socket().is_some_and(|peer| peer.port() == port))
+        {
+            fd.set_send_buffer_size(150_000).unwrap();
+        }
+    }
+}
+
+/// `stream` carries requests from now on, of which there are none.
+fn carry(side: &Side, stream: &Stream) -> Requester {
+    let grant = RequestGrant {
+        terms: Terms {
+            request_credits: 1,
+            first_handle: 0,
+            handle_count: 1,
+            invalidate: false,
+        },
+        inline_max_bytes: 0,
+        receives: side.region(&[0; 128], Access::empty()),
+        max_message_bytes: 64,
+    };
+    Requester::new(stream, &grant).unwrap()
+}
+
 #[test]
 fn a_read_response_that_waits_is_as_it_was_and_a_revoked_source_gives_nothing_more() {
+    for carries in [false, true] {
+        wait_and_be_revoked(carries);
+    }
+}
+
+/// `carries`: responses go out from where they lie.
+fn wait_and_be_revoked(carries: bool) {
     let mut pair = Pair::plain();
     let octets = vec![0xAA; LARGE_BYTES];
     let (memory, source) = memory_of(&pair.client, &octets, Access::REMOTE_READ);
@@ -113,7 +158,8 @@ fn a_read_response_that_waits_is_as_it_was_and_a_revoked_source_gives_nothing_mo
         solicited: false,
     }])
     .unwrap();
-    pair.pump(|server, _| server.done(&s).len() == 1);
+    pair.pump(|server, client| server.done(&s).len() == 1 && client.done(&c).len() == 1);
+    let _carried = carries.then(|| carry(&pair.client, &c));
     pair.s
         .post(vec![WorkRequest::Read {
             wr_id: 1,
@@ -122,6 +168,7 @@ fn a_read_response_that_waits_is_as_it_was_and_a_revoked_source_gives_nothing_mo
             remote_to: 0,
         }])
         .unwrap();
+    narrow_socket_to(pair.listener.address().port());
     fill_socket(&mut pair.client);
     source.revoke();
     assert_eq!(Arc::strong_count(&memory), 1, "a response holds nothing");
@@ -135,6 +182,13 @@ fn a_read_response_that_waits_is_as_it_was_and_a_revoked_source_gives_nothing_mo
             ..
         })
     ));
+    let Some(Event::StreamEnded { terminate, .. }) = pair.server.ended(&s) else {
+        panic!("it ended");
+    };
+    assert!(
+        terminate.is_some(),
+        "what was built has gone out whole, and the Terminate behind it"
+    );
     let came = octets_of(&sink);
     let placed = came.iter().take_while(|octet| **octet == 0xAA).count();
     assert!(placed > 0 && placed < LARGE_BYTES);

@@ -1,6 +1,9 @@
 //! FPDUs on their way out: what of them lies in registered memory, and what was built here.
 
 use std::collections::VecDeque;
+use std::mem;
+
+use smallvec::SmallVec;
 
 use super::work::{Gather, Lying, WorkId};
 use crate::crc32c::{self, Shift, join};
@@ -40,8 +43,8 @@ enum Place {
 /// FPDUs of one stream that were built and are not all sent.
 ///
 /// The memory that `parts` names must stay as it is until it was sent: its CRC is taken already. Hand what the system took
-/// to `IwarpStream::sent`. A stream that ends gives the memory back to its owner while an FPDU may still be half sent:
-/// `copy_rest` it then, or drop it.
+/// to `IwarpStream::sent`, and then `keep_lent` the rest. A stream that ends gives the memory back to its owner while an
+/// FPDU may still be half sent: `copy_rest` it then, or drop it.
 #[derive(Debug, Default)]
 pub struct Outgoing {
     own: Vec<u8>,
@@ -53,6 +56,8 @@ pub struct Outgoing {
     sent_bytes: usize,
     /// Which work is complete when so many octets are sent.
     completions: VecDeque<(usize, WorkId)>,
+    /// It names memory that no posted work holds.
+    has_lent: bool,
 }
 
 impl Outgoing {
@@ -98,12 +103,31 @@ impl Outgoing {
         self.clear();
     }
 
+    /// Copy what is not sent and names the source of a Read Response, which may be revoked as soon as its STag can be: call
+    /// it before that.
+    pub fn keep_lent(&mut self, octets: &dyn Octets) {
+        if !mem::take(&mut self.has_lent) || self.is_empty() {
+            return;
+        }
+        let mut own = Vec::with_capacity(self.left_bytes);
+        for part in self.parts() {
+            match part {
+                Part::Own(part) => own.extend_from_slice(part),
+                Part::Registered(span) => octets.read(span, &mut own),
+            }
+        }
+        self.places.clear();
+        self.places.push_back(Place::Own(own.len()));
+        (self.own, self.own_sent) = (own, 0);
+    }
+
     /// Forget everything; the allocations stay.
     pub fn clear(&mut self) {
         self.own.clear();
         self.places.clear();
         self.completions.clear();
         (self.own_sent, self.left_bytes, self.sent_bytes) = (0, 0, 0);
+        self.has_lent = false;
     }
 
     /// The next `bytes` are sent; calls `complete` with the work that is complete now.
@@ -168,12 +192,20 @@ impl Outgoing {
 pub(super) struct Framer {
     crc: bool,
     markers: Option<FpduEncoder>,
+    still_sources: bool,
 }
 
 impl Framer {
     pub(super) fn new(crc: bool, markers: bool) -> Self {
-        let markers = markers.then(|| FpduEncoder::new(crc, true));
-        Self { crc, markers }
+        Self {
+            crc,
+            markers: markers.then(|| FpduEncoder::new(crc, true)),
+            still_sources: false,
+        }
+    }
+
+    pub(super) fn keep_sources_still(&mut self) {
+        self.still_sources = true;
     }
 
     /// The FPDU of `header` and the next `size` octets of `payload`.
@@ -188,7 +220,7 @@ impl Framer {
         if self.markers.is_none() && size > COPY_MAX_BYTES {
             // Without a CRC a change on the way is only a torn payload, which is the caller's own affair.
             if let Some(spans) = payload.take_spans(size, |span| !self.crc || octets.is_still(span)) {
-                self.scattered(header, &spans, size, octets, out);
+                self.scattered(header, &spans, octets, out);
                 return;
             }
         }
@@ -237,16 +269,49 @@ impl Framer {
         payload_crc
     }
 
-    fn scattered(&self, header: &[u8], spans: &[Lying], size: u32, octets: &dyn Octets, out: &mut Outgoing) {
-        let (start, ulpdu_bytes) = (out.own.len(), header.len() + size as usize);
-        out.own.extend_from_slice(&length_field(ulpdu_bytes as u16));
-        out.own.extend_from_slice(header);
-        let crc = self.crc.then(|| {
-            let head = crc32c::update(0, out.own.get(start..).unwrap_or_default());
+    /// As `copied`, of the source of a Read Response; from where it lies if it stays as it is and that is worth it.
+    pub(super) fn lent(
+        &mut self,
+        header: &[u8],
+        source: Span,
+        octets: &dyn Octets,
+        out: &mut Outgoing,
+        apart: Option<Shift>,
+    ) -> Option<u32> {
+        if !self.still_sources || self.markers.is_some() || source.len <= COPY_MAX_BYTES {
+            return self.copied(header, source.len, out, apart, |own| octets.read(source, own));
+        }
+        out.has_lent = true;
+        let mut payload_crc = None;
+        self.around(header, &[source], out, |head| match apart {
+            Some(shift) => {
+                let of_payload = octets.crc32c(0, source);
+                payload_crc = Some(of_payload);
+                join(head, of_payload, shift)
+            }
+            None => octets.crc32c(head, source),
+        });
+        payload_crc
+    }
+
+    fn scattered(&self, header: &[u8], spans: &[Lying], octets: &dyn Octets, out: &mut Outgoing) {
+        let places: SmallVec<[Span; 2]> = spans.iter().map(|lying| lying.span).collect();
+        self.around(header, &places, out, |head| {
             spans.iter().fold(head, |state, lying| lying.crc32c(state, octets))
         });
+    }
+
+    /// The FPDU whose payload lies in `spans`; `crc` continues the CRC32c of what is before it over it.
+    fn around(&self, header: &[u8], spans: &[Span], out: &mut Outgoing, crc: impl FnOnce(u32) -> u32) {
+        let start = out.own.len();
+        let ulpdu_bytes = spans.iter().fold(header.len(), |sum, span| sum + span.len as usize);
+        out.own.extend_from_slice(&length_field(ulpdu_bytes as u16));
+        out.own.extend_from_slice(header);
+        let crc = self
+            .crc
+            .then(|| crc(crc32c::update(0, out.own.get(start..).unwrap_or_default())));
         out.put_own(start);
-        spans.iter().for_each(|lying| out.put_span(lying.span));
+        spans.iter().for_each(|span| out.put_span(*span));
         let behind = out.own.len();
         out.own.extend_from_slice(Tail::new(ulpdu_bytes, crc).octets());
         out.put_own(behind);

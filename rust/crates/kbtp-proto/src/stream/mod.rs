@@ -179,6 +179,11 @@ impl IwarpStream {
         self.outbound.set_mulpdu(mulpdu);
     }
 
+    /// The owner of memory that the peer reads keeps it still as long as the peer may: it is sent from where it lies.
+    pub fn keep_sources_still(&mut self) {
+        self.outbound.keep_sources_still();
+    }
+
     // --- CRCs of what the peer moves ---
 
     /// Find out the CRC32c of what the peer writes to, or reads from, `length` octets at `to` under `stag` from now on.

@@ -92,6 +92,10 @@ impl Outbound {
         self.mulpdu = mulpdu.clamp(MULPDU_MIN_BYTES, ULPDU_MAX_BYTES);
     }
 
+    pub(super) fn keep_sources_still(&mut self) {
+        self.framer.keep_sources_still();
+    }
+
     pub(super) fn post(&mut self, id: WorkId, what: What) {
         self.queue.push_back(Job { id: Some(id), what });
     }
@@ -363,14 +367,14 @@ impl Body {
                     return Ok(());
                 }
                 // The source is looked up before each segment, for all that is left: a revoked STag gives nothing more
-                // away. It is always copied, for nobody tells its owner how long it is being read: the owner may change
-                // it, or revoke it while the socket is full, and what was built is then still what its CRC says.
+                // away. Unless its owner keeps it still it is copied, for nobody tells the owner how long it is being
+                // read, and what was built must be what its CRC says.
                 let source = match memory.read_source(left.source_stag, left.source_to, left.size) {
                     Ok(source) => source.part(0, size),
                     Err(error) => return Err((error, left)),
                 };
                 let apart = (!watched.is_empty()).then(|| watched.shift(size));
-                let crc = framer.copied(&header, size, out, apart, |own| octets.read(source, own));
+                let crc = framer.lent(&header, source, octets, out, apart);
                 watched.read(left.source_stag, left.source_to, size, crc);
             }
         }

@@ -206,6 +206,55 @@ fn what_is_left_of_a_half_sent_fpdu_can_be_copied_before_its_memory_goes() {
     }
 }
 
+/// A Read Response of two FPDUs, and a Send behind it.
+fn response(end: &mut End, size: u32) -> Outgoing {
+    let region = end.memory.add((0..size).map(|n| (n * 7) as u8).collect());
+    let granted = (region, BASE_TO, true);
+    end.memory.0.borrow_mut().granted.insert(STAG, granted);
+    end.hears(&[wire::read_request(1, size, STAG, BASE_TO)]);
+    end.stream.post(send(2, inline(b"behind it"))).unwrap();
+    let mut out = Outgoing::default();
+    while end.build_into(&mut out) {}
+    out
+}
+
+#[test]
+fn a_response_is_sent_from_where_it_lies_only_if_its_source_stays_still() {
+    for (size, watched) in [(2001, true), (2004, false), (900, true)] {
+        let [copied, lent] = [false, true].map(|still| {
+            let mut end = End::new(negotiated(), true, 1454, None);
+            if still {
+                end.stream.keep_sources_still();
+            }
+            if watched {
+                end.stream.watch(STAG, BASE_TO, size);
+            }
+            let out = response(&mut end, size);
+            (end.octets_of(&out), spans_of(&out), end.stream.moved(STAG, BASE_TO))
+        });
+        assert_eq!((&copied.0, copied.2), (&lent.0, lent.2));
+        assert_eq!(copied.1, 0);
+        assert_eq!(lent.1, if size > 1024 { 1 } else { 0 }, "short ones are copied");
+        assert_eq!(watched, lent.2.is_some());
+    }
+}
+
+#[test]
+fn what_is_left_of_a_lent_response_can_be_kept_when_its_source_goes() {
+    for taken_bytes in [0, 1, 700, 1475, 2100] {
+        let mut end = End::new(negotiated(), true, 1454, None);
+        end.stream.keep_sources_still();
+        let mut out = response(&mut end, 2001);
+        let octets = end.octets_of(&out);
+        end.stream.sent(&mut out, taken_bytes);
+        out.keep_lent(&end.memory);
+        assert_eq!(spans_of(&out), 0);
+        assert_eq!(end.octets_of(&out), octets[taken_bytes.min(octets.len())..]);
+        end.sent(out);
+        assert_eq!(end.events(), [Event::SendCompleted { wr_id: 2 }]);
+    }
+}
+
 #[test]
 fn a_payload_that_is_partly_inline_is_copied_in_order() {
     let mut end = End::new(negotiated(), true, 1454, None);
