@@ -606,14 +606,16 @@ pub(crate) fn receive_into(
     usize::try_from(received).map_err(|_| io::Error::last_os_error())
 }
 
-/// Send the first `PARTS_MAX` of `parts`; how many octets the system took.
+/// Send the first `PARTS_MAX` of `parts`; how many octets the system took. With `ends_segment` a TCP segment ends behind
+/// the last of them, if it took all.
 pub(crate) fn send_parts<'a>(
     fd: BorrowedFd<'_>,
     memories: &Memories,
-    parts: impl Iterator<Item = Part<'a>>,
+    mut parts: impl Iterator<Item = Part<'a>>,
+    ends_segment: bool,
 ) -> io::Result<usize> {
     let mut vectors: SmallVec<[libc::iovec; PARTS_MAX]> = SmallVec::new();
-    for part in parts.take(PARTS_MAX) {
+    for part in parts.by_ref().take(PARTS_MAX) {
         let octets = match part {
             Part::Own(octets) => octets,
             Part::Registered(span) => memories.octets(span),
@@ -629,8 +631,9 @@ pub(crate) fn send_parts<'a>(
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = vectors.as_mut_ptr();
     message.msg_iovlen = vectors.len() as _;
+    let end = if ends_segment && parts.next().is_none() { libc::MSG_EOR } else { 0 };
     // SAFETY: each vector points to octets that are borrowed until the end of this function, and are only read.
-    let sent = unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+    let sent = unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL | end) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
