@@ -82,7 +82,11 @@ impl Outbound {
             next_msn: first_msn,
             next_request_id: 0,
             mulpdu: 0,
-            padded_max_bytes: if pad_stands_alone { PADDED_PAYLOAD_MAX_BYTES } else { u32::MAX },
+            padded_max_bytes: if pad_stands_alone {
+                PADDED_PAYLOAD_MAX_BYTES
+            } else {
+                u32::MAX
+            },
         };
         outbound.set_mulpdu(mulpdu);
         if state.active
