@@ -101,9 +101,9 @@ class Negotiated:
 
     @property
     def pad_stands_alone(self) -> bool:
-        """An FPDU with PAD starts and ends a TCP segment: Linux siw takes its CRC for wrong if a segment ends before that.
+        """An FPDU with PAD starts and ends a TCP segment.
 
-        It knows no markers.
+        Linux siw takes a CRC for wrong if a segment ends between PAD and CRC. It knows no markers.
         """
         return self.crc and not self.tx_markers
 

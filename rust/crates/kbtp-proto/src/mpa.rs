@@ -135,8 +135,9 @@ pub struct Negotiated {
 }
 
 impl Negotiated {
-    /// An FPDU with PAD starts and ends a TCP segment: Linux siw takes its CRC for wrong if a segment ends before that. It
-    /// knows no markers.
+    /// An FPDU with PAD starts and ends a TCP segment.
+    ///
+    /// Linux siw takes a CRC for wrong if a segment ends between PAD and CRC. It knows no markers.
     #[must_use]
     pub const fn pad_stands_alone(&self) -> bool {
         self.crc && !self.tx_markers
