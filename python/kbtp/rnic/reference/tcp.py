@@ -76,7 +76,7 @@ class TcpLink:
 
     def queue(self, pieces: Iterable[bytes], *, ends_segment: bool = False) -> None:
         """One `sendmsg` takes no more than `pieces`; with `ends_segment` a TCP segment ends behind the last of them."""
-        run = _Run(deque(map(memoryview, pieces)), socket.MSG_EOR if ends_segment else 0)
+        run = _Run(deque(memoryview(piece) for piece in pieces), socket.MSG_EOR if ends_segment else 0)
         if run.pieces:
             self._unsent.append(run)
             self.unsent_bytes += sum(map(len, run.pieces))
