@@ -17,7 +17,8 @@ MUTANTS = (
         "docs/protocol.md 8",
         "an FPDU with PAD leaves with what is before it",
         _FRAME,
-        "        if stands_alone {\n            out.end_segment();\n        }\n        out.own.extend_from_slice(&length_field",
+        "        if stands_alone {\n            out.end_segment();\n        }\n"
+        "        out.own.extend_from_slice(&length_field",
         "        if stands_alone && start > usize::MAX / 2 {\n            out.end_segment();\n        }\n"
         "        out.own.extend_from_slice(&length_field",
         _STREAM_TESTS,
