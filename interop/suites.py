@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from interop import kbtp_in_guest, siw_rping, vanishing, verbs_checks, verbs_conformance
+from interop import kbtp_in_guest, segments, siw_rping, vanishing, verbs_checks, verbs_conformance
 from interop.checks import ROOT, Suite
 from interop.guest.machine import Boot, Driver
 
@@ -10,7 +10,7 @@ SUITES = (
     Suite(
         "siw",
         Boot(driver=Driver.SIW, share=ROOT, forwards=(*siw_rping.PORTS.values(), *kbtp_in_guest.PORTS)),
-        [*siw_rping.checks(), *verbs_checks.siw_checks(), *vanishing.checks()],
+        [*siw_rping.checks(), *verbs_checks.siw_checks(), *segments.checks(), *vanishing.checks()],
     ),
     Suite(
         "siw-conformance",

@@ -21,7 +21,7 @@ from kbtp.limits import DEFAULT_PORT
 
 RNIC = "rdma_core"
 OPERATIONS = 1000
-CONNECTIONS = 200
+CONNECTIONS = 100
 MULTIPLE_BYTES = 4
 """Over siw: see docs/testing.md."""
 

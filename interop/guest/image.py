@@ -46,6 +46,7 @@ MODULES = (
     "drivers/infiniband/core",
     "drivers/infiniband/sw",
     "drivers/net/net_failover.ko",
+    "drivers/net/veth.ko",
     "drivers/net/virtio_net.ko",
     "drivers/virtio",
     "fs/9p",

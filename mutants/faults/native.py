@@ -2,6 +2,7 @@
 
 from mutants.plant import Mutant
 
+_FRAME = "rust/crates/kbtp-proto/src/stream/frame.rs"
 _INTAKE = "rust/crates/kbtp-proto/src/stream/intake.rs"
 _STAG = "rust/crates/kbtp-proto/src/stag.rs"
 _CHECKS = "rust/crates/kbtp-proto/src/target/checks.rs"
@@ -12,6 +13,32 @@ _STAG_TESTS = ("-p", "kbtp-proto", "--test", "stag_table")
 _TARGET_TESTS = ("-p", "kbtp-proto", "--test", "target")
 
 MUTANTS = (
+    Mutant(
+        "docs/protocol.md 8",
+        "an FPDU with PAD leaves with what is before it",
+        _FRAME,
+        "        if stands_alone {\n            out.end_segment();\n        }\n"
+        "        out.own.extend_from_slice(&length_field",
+        "        if stands_alone && start > usize::MAX / 2 {\n            out.end_segment();\n        }\n"
+        "        out.own.extend_from_slice(&length_field",
+        _STREAM_TESTS,
+    ),
+    Mutant(
+        "docs/protocol.md 8",
+        "a long FPDU has PAD",
+        "rust/crates/kbtp-proto/src/ddp.rs",
+        "            size -= size % 4;\n",
+        "            size -= size % 1;\n",
+        _STREAM_TESTS,
+    ),
+    Mutant(
+        "docs/protocol.md 8",
+        "what is sent behind an FPDU with PAD may join its TCP segment",
+        "rust/crates/kbtp-rnic/src/memory.rs",
+        "let end = if ends_segment && parts.next().is_none() {",
+        "let end = if ends_segment && parts.next().is_some() {",
+        ("-p", "kbtp-rnic", "--lib"),
+    ),
     Mutant(
         "RFC 5044 4.4",
         "a long FPDU with a wrong CRC counts",

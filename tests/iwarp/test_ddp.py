@@ -8,6 +8,7 @@ import pytest
 
 from kbtp.iwarp.ddp import cut
 from kbtp.iwarp.events import Failed, Received, SendCompleted, WriteCompleted
+from kbtp.limits import PADDED_PAYLOAD_MAX_BYTES
 from kbtp.types import TerminateCause
 
 ULPDU_128_UNTAGGED, ULPDU_128_TAGGED = 110, 114  # payload of a segment at MULPDU 128
@@ -51,6 +52,52 @@ def test_d1_d2_d11_d12_a_write_in_segments(new_end: Any) -> None:
 )
 def test_d12_the_examples_of_rfc_5041_5_2(size: int, header: int, cuts: list[tuple[int, int]]) -> None:
     assert [(offset, length) for offset, length, _ in cut(size, 1500 - header)] == cuts
+
+
+@pytest.mark.parametrize(
+    ("size", "cuts"),
+    [
+        (255, [255]),
+        (256, [256]),
+        (257, [256, 1]),
+        (2856, [1428, 1428]),
+        (2857, [1428, 1428, 1]),
+        (3111, [1428, 1428, 255]),
+        (4099, [1428, 1428, 1240, 3]),
+    ],
+)
+def test_only_a_short_segment_needs_pad(size: int, cuts: list[int]) -> None:
+    assert [length for _, length, _ in cut(size, 1428, PADDED_PAYLOAD_MAX_BYTES)] == cuts
+
+
+def test_the_longest_segment_needs_no_pad() -> None:
+    assert [length for _, length, _ in cut(65535, 64754, PADDED_PAYLOAD_MAX_BYTES)] == [64752, 780, 3]
+
+
+PAYLOAD = bytes(at & 0xFF for at in range(3301))
+
+
+@pytest.mark.parametrize(
+    ("crc", "sent", "written"),
+    [
+        (True, [1436, 1436, 428, 1], [1440, 1440, 420, 1]),
+        (False, [1436, 1436, 429], [1440, 1440, 421]),
+    ],
+)
+def test_the_octets_that_make_a_long_payload_odd_are_a_segment_of_their_own(
+    new_end: Any, new_memory: Any, wire: Any, crc: bool, sent: list[int], written: list[int]
+) -> None:
+    end = new_end(mulpdu=1454, crc=crc, memory=new_memory(len(PAYLOAD)))
+    [(stag, region)] = end.memory.regions.items()
+    end.stream.post_send(1, [PAYLOAD])
+    end.stream.post_write(2, [PAYLOAD], 1, 0)
+    end.hears(wire.read_request(1, 9, 0, len(PAYLOAD), stag, region.base_to))
+    seen = end.says()
+    for opcode, sizes in ((3, sent), (0, written), (2, written)):
+        segments = [s for s in seen if s.opcode == opcode]
+        assert [len(s.payload) for s in segments] == sizes
+        assert b"".join(s.payload for s in segments) == PAYLOAD
+        assert [s.last for s in segments] == [False] * (len(sizes) - 1) + [True]
 
 
 @pytest.mark.parametrize("size", [110, 220])

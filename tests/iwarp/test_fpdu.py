@@ -10,7 +10,7 @@ import pytest
 
 from kbtp.errors import PeerMisbehaved
 from kbtp.iwarp.crc32c import wire_crc
-from kbtp.iwarp.fpdu import FpduDecoder, FpduEncoder, mulpdu_for_emss
+from kbtp.iwarp.fpdu import FpduDecoder, FpduEncoder, mulpdu_for_emss, runs
 from kbtp.types import TerminateCause
 
 
@@ -179,3 +179,18 @@ def test_f23_an_fpdu_of_mulpdu_octets_fits_the_segment(emss: int) -> None:
     encoder = FpduEncoder(crc=True, markers=True)
     ulpdu = bytes(mulpdu_for_emss(emss, markers=True))
     assert max(len(encoder.encode((ulpdu,))) for _ in range(200)) <= emss
+
+
+@pytest.mark.parametrize(
+    ("ulpdus", "expected"),
+    [
+        ([], []),
+        ([18, 22, 26], [[18, 22, 26]]),
+        ([19], [[19]]),
+        ([18, 22, 19, 20, 26, 30, 21], [[18, 22], [19], [20], [26, 30], [21]]),
+    ],
+)
+def test_an_fpdu_with_pad_has_a_sendmsg_of_its_own(ulpdus: list[int], expected: list[list[int]]) -> None:
+    encoder = FpduEncoder(crc=True, markers=False)
+    fpdus = [encoder.encode((bytes(size),)) for size in ulpdus]
+    assert [[struct.unpack_from(">H", fpdu)[0] for fpdu in run] for run in runs(fpdus)] == expected

@@ -210,9 +210,9 @@ class RawPeer:
         assert isinstance(result[-1], Negotiated)
         return result[-1]
 
-    def respond(self, *, ird: int = DEPTH, ord_: int = DEPTH) -> Negotiated:
+    def respond(self, *, ird: int = DEPTH, ord_: int = DEPTH, options: MpaOptions | None = None) -> Negotiated:
         """Start-up as the passive side."""
-        startup = PassiveStartup(MpaOptions())
+        startup = PassiveStartup(options or MpaOptions())
 
         def asked() -> bool:
             octets, self.received = self.received, bytearray()

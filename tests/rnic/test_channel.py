@@ -66,7 +66,7 @@ def test_fileno_shows_events_that_a_post_made_at_once(pair) -> None:
 
 def test_events_come_in_batches(connect_pair) -> None:
     pair = connect_pair(receives=64)
-    pair.c.post([Send(index, b"x") for index in range(64)])
+    pair.c.post([Send(index, b"even") for index in range(64)])
 
     assert len(pair.server.channel.poll(1.0)) == 64
 

@@ -11,7 +11,13 @@ import time
 import pytest
 
 from kbtp.errors import ConnectionLost, DeadlineExceeded
-from kbtp.limits import TCP_KEEPALIVE_IDLE_S, TCP_KEEPALIVE_INTERVAL_S, TCP_KEEPALIVE_PROBES, TCP_USER_TIMEOUT_S
+from kbtp.limits import (
+    RNIC_IOV_MAX,
+    TCP_KEEPALIVE_IDLE_S,
+    TCP_KEEPALIVE_INTERVAL_S,
+    TCP_KEEPALIVE_PROBES,
+    TCP_USER_TIMEOUT_S,
+)
 from kbtp.rnic.reference import ReferenceOptions, ReferenceRnic, connector, listener, loop
 from kbtp.rnic.reference.connector import TcpAddress
 from kbtp.rnic.reference.tcp import TcpLink, address_text
@@ -137,6 +143,52 @@ def test_a_partial_send_goes_on_where_it_stopped(net) -> None:
     client.wait(stream, 1)
     net.pump(lambda: sum(len(ulpdu) - 14 for ulpdu in raw.ulpdus()) == len(octets))
     assert b"".join(ulpdu[14:] for ulpdu in raw.ulpdus()) == octets
+
+
+class SlowSocket:
+    """Takes `takes` octets of each sendmsg in turn, None of one while it is full; notes what it was given."""
+
+    def __init__(self, takes: list[int | None]) -> None:
+        self.takes = takes
+        self.given: list[tuple[bytes, int, int]] = []
+
+    def sendmsg(self, pieces: list[memoryview], ancillary: tuple[()], flags: int) -> int:
+        taken = self.takes.pop(0)
+        if taken is None:
+            raise BlockingIOError
+        self.given.append((b"".join(pieces), len(pieces), flags))
+        return taken
+
+
+def test_a_sendmsg_takes_no_more_than_to_where_a_segment_ends_whatever_the_socket_takes() -> None:
+    sock = SlowSocket([3, None, 1, 2, 1, 4])
+    link = TcpLink(sock, "peer")
+    link.queue([b"ab", b"cd"], ends_segment=True)
+    link.queue([])
+    link.queue([b"pad"], ends_segment=True)
+    link.queue([b"ef", b"gh"])
+
+    link.send_queued()
+    link.send_queued()
+
+    assert sock.given == [
+        (b"abcd", 2, socket.MSG_EOR),
+        (b"d", 1, socket.MSG_EOR),
+        (b"pad", 1, socket.MSG_EOR),
+        (b"d", 1, socket.MSG_EOR),
+        (b"efgh", 2, 0),
+    ]
+    assert (link.unsent_bytes, link.moved_bytes) == (0, 11)
+
+
+def test_a_segment_does_not_end_within_a_run_of_many_pieces() -> None:
+    sock = SlowSocket([RNIC_IOV_MAX, 2])
+    link = TcpLink(sock, "peer")
+    link.queue([b"x"] * (RNIC_IOV_MAX + 2), ends_segment=True)
+
+    link.send_queued()
+
+    assert [(pieces, flags) for _, pieces, flags in sock.given] == [(RNIC_IOV_MAX, 0), (2, socket.MSG_EOR)]
 
 
 def test_a_socket_that_has_nothing_to_read_after_all() -> None:

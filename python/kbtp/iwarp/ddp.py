@@ -90,10 +90,20 @@ def parse_segment(ulpdu: memoryview) -> Segment:
     return UntaggedSegment(control, ulp_word, qn, msn, mo, last, ulpdu[DDP_UNTAGGED_HEADER_BYTES:])
 
 
-def cut(message_bytes: int, segment_bytes: int) -> Iterator[tuple[int, int, bool]]:
-    """(offset, size, last) of each segment of a message; one empty segment for an empty message (RFC 5041 5.2)."""
-    offset = 0
-    while message_bytes - offset > segment_bytes:
-        yield offset, segment_bytes, False
-        offset += segment_bytes
-    yield offset, message_bytes - offset, True
+def cut(
+    message_bytes: int, segment_bytes: int, padded_max_bytes: int = MESSAGE_MAX_BYTES
+) -> Iterator[tuple[int, int, bool]]:
+    """(offset, size, last) of each segment of a message; one empty segment for an empty message (RFC 5041 5.2).
+
+    A segment of more than `padded_max_bytes` is a multiple of 4 octets, so that its FPDU needs no PAD: the octets that
+    are too many for that make up the next one.
+    """
+    offset, last = 0, False
+    while not last:
+        left = message_bytes - offset
+        size = min(left, segment_bytes)
+        if size > padded_max_bytes:
+            size -= size % 4
+        last = size == left
+        yield offset, size, last
+        offset += size

@@ -9,7 +9,7 @@ included (RFC 5044 4.3). Everything is a multiple of 4 octets, so a marker never
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from kbtp.errors import PeerMisbehaved
 from kbtp.iwarp.crc32c import CRC_BYTES, wire_crc
@@ -35,6 +35,21 @@ def mulpdu_for_emss(emss_bytes: int, *, markers: bool) -> int:
 
 def _pad_bytes(ulpdu_bytes: int) -> int:
     return -(LENGTH_BYTES + ulpdu_bytes) & 3
+
+
+def runs(fpdus: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """`fpdus`, which are without markers, as each `sendmsg` may take them: one with PAD by itself."""
+    run: list[bytes] = []
+    for fpdu in fpdus:
+        if not _pad_bytes(_LENGTH.unpack_from(fpdu)[0]):
+            run.append(fpdu)
+            continue
+        if run:
+            yield run
+        yield [fpdu]
+        run = []
+    if run:
+        yield run
 
 
 class FpduEncoder:

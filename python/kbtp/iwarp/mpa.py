@@ -99,6 +99,14 @@ class Negotiated:
     rtr: RtrKind = RtrKind.NONE
     failure: TerminateCause | None = None
 
+    @property
+    def pad_stands_alone(self) -> bool:
+        """An FPDU with PAD starts and ends a TCP segment.
+
+        Linux siw takes a CRC for wrong if a segment ends between PAD and CRC. It knows no markers.
+        """
+        return self.crc and not self.tx_markers
+
 
 @dataclass(frozen=True, slots=True)
 class MpaRejected:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from kbtp.errors import ApiMisuse, PeerMisbehaved
-from kbtp.iwarp.ddp import MSN_MASK, cut, pack_tagged, pack_untagged
+from kbtp.iwarp.ddp import MESSAGE_MAX_BYTES, MSN_MASK, cut, pack_tagged, pack_untagged
 from kbtp.iwarp.events import ImmediateCompleted, SendCompleted, WriteCompleted, WrKind
 from kbtp.iwarp.fpdu import FpduEncoder
 from kbtp.iwarp.mpa import RtrKind
@@ -30,7 +30,13 @@ from kbtp.iwarp.rdmap import (
 from kbtp.iwarp.state import StreamState
 from kbtp.iwarp.terminate import Offender
 from kbtp.iwarp.work import AtomicWork, Gather, OwedRead, PostedWork, ReadWork, SendWork, WriteWork
-from kbtp.limits import DDP_TAGGED_HEADER_BYTES, DDP_UNTAGGED_HEADER_BYTES, MULPDU_MIN_BYTES, ULPDU_MAX_BYTES
+from kbtp.limits import (
+    DDP_TAGGED_HEADER_BYTES,
+    DDP_UNTAGGED_HEADER_BYTES,
+    MULPDU_MIN_BYTES,
+    PADDED_PAYLOAD_MAX_BYTES,
+    ULPDU_MAX_BYTES,
+)
 
 FIRST_MSN = 1
 _SINK_TO = 0  # a lent STag names one sink, counted from its first octet
@@ -65,6 +71,8 @@ class Outbound:
             for queue in (QN_SEND, QN_REQUEST, QN_TERMINATE, QN_ATOMIC_RESPONSE)
         }
         self._next_request_id = 0
+        pad_stands_alone = state.negotiated.pad_stands_alone
+        self._padded_max_bytes = PADDED_PAYLOAD_MAX_BYTES if pad_stands_alone else MESSAGE_MAX_BYTES
         self.set_mulpdu(mulpdu)
         self._rtr = self._rtr_work() if state.active else None
         if self._rtr is not None:
@@ -209,14 +217,17 @@ class Outbound:
         self._next_msn[queue] = (msn + 1) & MSN_MASK
         return msn
 
+    def _cut(self, message_bytes: int, header_bytes: int) -> Iterator[tuple[int, int, bool]]:
+        return cut(message_bytes, self._mulpdu - header_bytes, self._padded_max_bytes)
+
     def _untagged(self, opcode: RdmapOpcode, queue: int, payload: Gather, ulp_word: int = 0) -> Ulpdus:
         control, msn = control_octet(opcode), self._take_msn(queue)
-        for mo, size, last in cut(payload.length_bytes, self._mulpdu - DDP_UNTAGGED_HEADER_BYTES):
+        for mo, size, last in self._cut(payload.length_bytes, DDP_UNTAGGED_HEADER_BYTES):
             yield [pack_untagged(control, ulp_word, queue, msn, mo, last=last), *payload.take(size)], last
 
     def _write(self, write: WriteWork) -> Ulpdus:
         control = control_octet(RdmapOpcode.WRITE)
-        for offset, size, last in cut(write.payload.length_bytes, self._mulpdu - DDP_TAGGED_HEADER_BYTES):
+        for offset, size, last in self._cut(write.payload.length_bytes, DDP_TAGGED_HEADER_BYTES):
             header = pack_tagged(control, write.stag, write.to + offset, last=last)
             yield [header, *write.payload.take(size)], last
 
@@ -226,7 +237,7 @@ class Outbound:
         A Read of size 0 looks at no STag (RFC 5040 5.2.1).
         """
         control, request = control_octet(RdmapOpcode.READ_RESPONSE), owed.request
-        for offset, size, last in cut(request.size, self._mulpdu - DDP_TAGGED_HEADER_BYTES):
+        for offset, size, last in self._cut(request.size, DDP_TAGGED_HEADER_BYTES):
             pieces: list[bytes | memoryview] = [
                 pack_tagged(control, request.sink_stag, request.sink_to + offset, last=last)
             ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from kbtp.iwarp.fpdu import mulpdu_for_emss
+from kbtp.iwarp.fpdu import mulpdu_for_emss, runs
 from kbtp.iwarp.mpa import Negotiated
 from kbtp.iwarp.stream import IwarpStream
 from kbtp.limits import RNIC_PUMP_MAX_BYTES, RNIC_UNSENT_MAX_BYTES
@@ -47,6 +47,7 @@ class Operation:
         self._loop = loop
         self._owner = owner
         self._markers = negotiated.tx_markers
+        self._pad_stands_alone = negotiated.pad_stands_alone
         self._emss_bytes = link.emss_bytes()
         self._stopped = False
         mulpdu = mulpdu_for_emss(self._emss_bytes, markers=self._markers)
@@ -85,7 +86,7 @@ class Operation:
             return None
         cause = self.iwarp.sent_cause
         if cause is not None:
-            self.link.queue(self.iwarp.data_to_send(RNIC_UNSENT_MAX_BYTES))
+            self._queue(self.iwarp.data_to_send(RNIC_UNSENT_MAX_BYTES))
         return cause
 
     def _has_stopped(self) -> bool:
@@ -123,9 +124,17 @@ class Operation:
             self.iwarp.set_mulpdu(mulpdu_for_emss(emss_bytes, markers=self._markers))
         with self._loop.table.lock:
             fpdus = self.iwarp.data_to_send(RNIC_UNSENT_MAX_BYTES)
-        self.link.queue(fpdus)
+        self._queue(fpdus)
         self._owner.take_events(self)
         return sum(map(len, fpdus))
+
+    def _queue(self, fpdus: list[bytes]) -> None:
+        if not self._pad_stands_alone:
+            self.link.queue(fpdus)
+            return
+        # Each run ends a segment, not only one with PAD: whatever the socket still holds then, that starts one as well.
+        for run in runs(fpdus):
+            self.link.queue(run, ends_segment=True)
 
     def _send_failed(self, error: OSError) -> None:
         for _ in range(_READS_AFTER_SEND_ERROR):

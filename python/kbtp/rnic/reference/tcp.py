@@ -7,6 +7,8 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
 
 from kbtp.limits import (
     RNIC_IOV_MAX,
@@ -41,6 +43,20 @@ def set_stream_options(sock: socket.socket, user_timeout_s: float) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(user_timeout_s * 1000)))
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What one `sendmsg` may take; `end` are the flags of the one that takes its last octet."""
+
+    pieces: deque[memoryview]
+    end: int
+
+    def take(self, sent_bytes: int) -> None:
+        while self.pieces and sent_bytes >= len(self.pieces[0]):
+            sent_bytes -= len(self.pieces.popleft())
+        if sent_bytes:
+            self.pieces[0] = self.pieces[0][sent_bytes:]
+
+
 class TcpLink:
     """A connected socket and the octets that wait to go out on it."""
 
@@ -52,16 +68,18 @@ class TcpLink:
         """Octets sent and received so far: a measure of progress."""
         self.send_finished = False
         self.receive_finished = False
-        self._unsent: deque[memoryview] = deque()
+        self._unsent: deque[_Run] = deque()
 
     @property
     def open(self) -> bool:
         return self.sock.fileno() >= 0
 
-    def queue(self, pieces: Iterable[bytes]) -> None:
-        for piece in pieces:
-            self._unsent.append(memoryview(piece))
-            self.unsent_bytes += len(piece)
+    def queue(self, pieces: Iterable[bytes], *, ends_segment: bool = False) -> None:
+        """One `sendmsg` takes no more than `pieces`; with `ends_segment` a TCP segment ends behind the last of them."""
+        run = _Run(deque(memoryview(piece) for piece in pieces), socket.MSG_EOR if ends_segment else 0)
+        if run.pieces:
+            self._unsent.append(run)
+            self.unsent_bytes += sum(map(len, run.pieces))
 
     def drop_unsent(self) -> None:
         self._unsent.clear()
@@ -70,17 +88,17 @@ class TcpLink:
     def send_queued(self) -> None:
         """Send until all is out or the socket takes no more. Raises OSError when the connection is broken."""
         while self._unsent:
-            pieces = [piece for piece, _ in zip(self._unsent, range(RNIC_IOV_MAX), strict=False)]
+            run = self._unsent[0]
+            pieces = list(islice(run.pieces, RNIC_IOV_MAX))
             try:
-                sent = self.sock.sendmsg(pieces)
+                sent = self.sock.sendmsg(pieces, (), run.end if len(pieces) == len(run.pieces) else 0)
             except BlockingIOError:
                 return
             self.unsent_bytes -= sent
             self.moved_bytes += sent
-            while self._unsent and sent >= len(self._unsent[0]):
-                sent -= len(self._unsent.popleft())
-            if sent:
-                self._unsent[0] = self._unsent[0][sent:]
+            run.take(sent)
+            if not run.pieces:
+                self._unsent.popleft()
 
     def receive(self, buffer: memoryview) -> int | None:
         """Octets read into `buffer`, 0 at the peer's FIN, None if there are none now. Raises OSError."""

@@ -199,14 +199,19 @@ pub struct Segment {
 pub struct Cut {
     message_bytes: u32,
     segment_bytes: u32,
+    padded_max_bytes: u32,
     next_offset: Option<u32>,
 }
 
 /// The segments of a message; one empty segment for an empty message (RFC 5041 5.2). `segment_bytes` is not 0.
-pub const fn cut(message_bytes: u32, segment_bytes: u32) -> Cut {
+///
+/// A segment of more than `padded_max_bytes` is a multiple of 4 octets, so that its FPDU needs no PAD: the octets that are
+/// too many for that make up the next one.
+pub const fn cut(message_bytes: u32, segment_bytes: u32, padded_max_bytes: u32) -> Cut {
     Cut {
         message_bytes,
         segment_bytes,
+        padded_max_bytes,
         next_offset: Some(0),
     }
 }
@@ -217,8 +222,11 @@ impl Iterator for Cut {
     fn next(&mut self) -> Option<Segment> {
         let offset = self.next_offset?;
         let left = self.message_bytes - offset;
-        let last = left <= self.segment_bytes;
-        let size = left.min(self.segment_bytes);
+        let mut size = left.min(self.segment_bytes);
+        if size > self.padded_max_bytes {
+            size -= size % 4;
+        }
+        let last = size == left;
         self.next_offset = if last { None } else { Some(offset + size) };
         Some(Segment { offset, size, last })
     }
@@ -227,6 +235,7 @@ impl Iterator for Cut {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::PADDED_PAYLOAD_MAX_BYTES;
     use proptest::prelude::*;
 
     fn cause_of(ulpdu: &[u8]) -> TerminateCause {
@@ -257,12 +266,17 @@ mod tests {
         }
 
         #[test]
-        fn the_segments_make_up_the_message(message_bytes in 0u32..100_000, segment_bytes in 1u32..70_000) {
-            let segments: Vec<Segment> = cut(message_bytes, segment_bytes).collect();
+        fn the_segments_make_up_the_message(
+            message_bytes in 0u32..100_000,
+            segment_bytes in 1u32..70_000,
+            padded_max_bytes in prop_oneof![Just(PADDED_PAYLOAD_MAX_BYTES), Just(u32::MAX)],
+        ) {
+            let segments: Vec<Segment> = cut(message_bytes, segment_bytes, padded_max_bytes).collect();
             let mut at = 0;
             for (index, segment) in segments.iter().enumerate() {
                 prop_assert_eq!(segment.offset, at);
                 prop_assert!(segment.size <= segment_bytes);
+                prop_assert!(segment.size <= padded_max_bytes || segment.size.is_multiple_of(4));
                 prop_assert_eq!(segment.last, index + 1 == segments.len());
                 at += segment.size;
             }
@@ -305,18 +319,41 @@ mod tests {
     #[test]
     fn d12_the_examples_of_rfc_5041_5_2() {
         for (header, sizes) in [(18, [1482, 566]), (14, [1486, 562])] {
-            let cuts: Vec<u32> = cut(2048, 1500 - header).map(|segment| segment.size).collect();
+            let cuts: Vec<u32> = cut(2048, 1500 - header, u32::MAX).map(|segment| segment.size).collect();
             assert_eq!(cuts, sizes);
         }
         assert_eq!(
-            cut(0, 100).collect::<Vec<_>>(),
+            cut(0, 100, PADDED_PAYLOAD_MAX_BYTES).collect::<Vec<_>>(),
             [Segment {
                 offset: 0,
                 size: 0,
                 last: true
             }]
         );
-        assert_eq!(cut(u32::MAX, u32::MAX).count(), 1);
-        assert_eq!(cut(u32::MAX, 1 << 31).count(), 2);
+        assert_eq!(cut(u32::MAX, u32::MAX, u32::MAX).count(), 1);
+        assert_eq!(cut(u32::MAX, 1 << 31, u32::MAX).count(), 2);
+    }
+
+    #[test]
+    fn only_a_short_segment_needs_pad() {
+        for (message_bytes, sizes) in [
+            (256, &[256][..]),
+            (255, &[255]),
+            (257, &[256, 1]),
+            (4099, &[1428, 1428, 1240, 3]),
+            (2856, &[1428, 1428]),
+            (2857, &[1428, 1428, 1]),
+            (3111, &[1428, 1428, 255]),
+        ] {
+            let cuts: Vec<u32> = cut(message_bytes, 1428, PADDED_PAYLOAD_MAX_BYTES)
+                .map(|segment| segment.size)
+                .collect();
+            assert_eq!(cuts, sizes);
+        }
+        // The longest ULPDU is no multiple of 4 with its length field.
+        let cuts: Vec<u32> = cut(65535, 64754, PADDED_PAYLOAD_MAX_BYTES)
+            .map(|segment| segment.size)
+            .collect();
+        assert_eq!(cuts, [64752, 780, 3]);
     }
 }

@@ -59,6 +59,8 @@ pub const MPA_MARKER_BYTES: usize = 4;
 pub const ULPDU_MAX_BYTES: u32 = 64768;
 /// RFC 5044 4.5.
 pub const MULPDU_MIN_BYTES: u32 = 128;
+/// An FPDU with PAD carries no more payload than this: it is to be a TCP segment of its own.
+pub const PADDED_PAYLOAD_MAX_BYTES: u32 = 256;
 /// RFC 5041 4.2.
 pub const DDP_TAGGED_HEADER_BYTES: usize = 14;
 /// RFC 5041 4.3.
@@ -124,6 +126,8 @@ const _: () = {
     assert!(COMMON_HEADER_BYTES + DATA_DESCRIPTOR_BYTES == COMPLETION_BYTES);
     assert!(RING_ORDER_MAX + 4 <= 32);
     assert!(MULPDU_MIN_BYTES as usize >= DDP_UNTAGGED_HEADER_BYTES + ATOMIC_REQUEST_BYTES);
+    // An FPDU has PAD if, and only if, its payload is no multiple of 4 octets.
+    assert!((2 + DDP_TAGGED_HEADER_BYTES).is_multiple_of(4) && (2 + DDP_UNTAGGED_HEADER_BYTES).is_multiple_of(4));
     assert!(RNIC_READ_DEPTH_MAX <= IRD_ORD_MAX);
     assert!(IRD_ORD_MAX < IRD_ORD_ULP_MANAGED);
     assert!((TCP_KEEPALIVE_IDLE_S + TCP_KEEPALIVE_INTERVAL_S * TCP_KEEPALIVE_PROBES) as f64 <= TCP_USER_TIMEOUT_S);

@@ -134,6 +134,16 @@ pub struct Negotiated {
     pub failure: Option<TerminateCause>,
 }
 
+impl Negotiated {
+    /// An FPDU with PAD starts and ends a TCP segment.
+    ///
+    /// Linux siw takes a CRC for wrong if a segment ends between PAD and CRC. It knows no markers.
+    #[must_use]
+    pub const fn pad_stands_alone(&self) -> bool {
+        self.crc && !self.tx_markers
+    }
+}
+
 /// A Reply with R=1: MPA is left, the TCP connection is still open (RFC 5044 7.1.2).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MpaRejected {

@@ -43,6 +43,7 @@ pub(crate) fn limits(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         MPA_MARKER_BYTES,
         ULPDU_MAX_BYTES,
         MULPDU_MIN_BYTES,
+        PADDED_PAYLOAD_MAX_BYTES,
         DDP_TAGGED_HEADER_BYTES,
         DDP_UNTAGGED_HEADER_BYTES,
         READ_REQUEST_BYTES,

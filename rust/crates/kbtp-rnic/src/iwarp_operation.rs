@@ -47,6 +47,8 @@ pub(crate) struct IwarpOperation {
     pub(crate) iwarp: IwarpStream,
     view: ViewId,
     markers: bool,
+    /// Each batch then ends a TCP segment, not only one with PAD: whatever the socket still holds, that starts one as well.
+    pad_stands_alone: bool,
     emss_bytes: u32,
     emss_check_at: Instant,
     appetite_bytes: usize,
@@ -58,7 +60,7 @@ pub(crate) struct IwarpOperation {
 
 impl IwarpOperation {
     pub(crate) fn new(link: Link, view: ViewId, negotiated: Negotiated, active: bool) -> io::Result<Self> {
-        let markers = negotiated.tx_markers;
+        let (markers, pad_stands_alone) = (negotiated.tx_markers, negotiated.pad_stands_alone());
         let emss_bytes = link.emss_bytes()?;
         let iwarp = IwarpStream::new(negotiated, active, mulpdu_for_emss(emss_bytes, markers), None);
         Ok(Self {
@@ -66,6 +68,7 @@ impl IwarpOperation {
             iwarp,
             view,
             markers,
+            pad_stands_alone,
             emss_bytes,
             emss_check_at: Instant::now() + EMSS_CHECK_PERIOD,
             appetite_bytes: APPETITE_BYTES,
@@ -199,18 +202,23 @@ impl IwarpOperation {
     }
 
     fn send_built(&mut self, octets: &RegisteredOctets<'_>, out: &mut Outgoing) -> io::Result<usize> {
-        if out.is_empty() {
-            return Ok(0); // a Read Response that was refused
+        let mut sent_bytes = 0;
+        while !out.is_empty() {
+            let batch_bytes = out.batch_bytes();
+            let sent = match send_parts(self.link.fd(), octets.0, out.batch(), self.pad_stands_alone) {
+                Ok(sent) => sent,
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => 0,
+                // Nothing was taken: what it was for is flushed.
+                Err(error) => return Err(error),
+            };
+            self.link.moved_bytes += sent as u64;
+            self.iwarp.sent(out, sent);
+            sent_bytes += sent;
+            if sent < batch_bytes {
+                break;
+            }
         }
-        let sent = match send_parts(self.link.fd(), octets.0, out.parts()) {
-            Ok(sent) => sent,
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => 0,
-            // Nothing was taken: what it was for is flushed.
-            Err(error) => return Err(error),
-        };
-        self.link.moved_bytes += sent as u64;
-        self.iwarp.sent(out, sent);
-        Ok(sent)
+        Ok(sent_bytes)
     }
 
     /// Nothing of what was built goes out any more.
@@ -229,7 +237,9 @@ impl IwarpOperation {
         let mut out = self.unsent.take().unwrap_or_default();
         device.lend(self.view, |memory, octets| {
             while cause.is_some() && self.iwarp.build_fpdu(memory, octets, &mut out) {}
-            out.copy_rest(octets, self.link.unsent_mut());
+            while !out.is_empty() {
+                self.link.queue_segment(|unsent| out.copy_batch(octets, unsent));
+            }
         });
         cause
     }

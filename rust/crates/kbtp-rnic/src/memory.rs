@@ -606,14 +606,16 @@ pub(crate) fn receive_into(
     usize::try_from(received).map_err(|_| io::Error::last_os_error())
 }
 
-/// Send the first `PARTS_MAX` of `parts`; how many octets the system took.
+/// Send the first `PARTS_MAX` of `parts`; how many octets the system took. With `ends_segment` a TCP segment ends behind
+/// the last of them, if it took all.
 pub(crate) fn send_parts<'a>(
     fd: BorrowedFd<'_>,
     memories: &Memories,
-    parts: impl Iterator<Item = Part<'a>>,
+    mut parts: impl Iterator<Item = Part<'a>>,
+    ends_segment: bool,
 ) -> io::Result<usize> {
     let mut vectors: SmallVec<[libc::iovec; PARTS_MAX]> = SmallVec::new();
-    for part in parts.take(PARTS_MAX) {
+    for part in parts.by_ref().take(PARTS_MAX) {
         let octets = match part {
             Part::Own(octets) => octets,
             Part::Registered(span) => memories.octets(span),
@@ -629,18 +631,64 @@ pub(crate) fn send_parts<'a>(
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = vectors.as_mut_ptr();
     message.msg_iovlen = vectors.len() as _;
+    let end = if ends_segment && parts.next().is_none() {
+        libc::MSG_EOR
+    } else {
+        0
+    };
     // SAFETY: each vector points to octets that are borrowed until the end of this function, and are only read.
-    let sent = unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+    let sent = unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL | end) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd;
+
     use super::*;
     use kbtp_proto::blocks::Words;
+    use socket2::Socket;
 
     fn span(region: RegionId, offset: u64, len: u32) -> Span {
         Span { region, offset, len }
+    }
+
+    /// TCP segments with octets that came in on `sock`; `tcpi_data_segs_in` of Linux's tcp_info.
+    fn segments_received(sock: &TcpStream) -> u32 {
+        let mut info = [0_u32; 64];
+        let mut length = size_of_val(&info) as libc::socklen_t;
+        // SAFETY: `info` takes as many octets as `length` says, and any octets make a u32.
+        let status = unsafe {
+            let into = info.as_mut_ptr().cast();
+            libc::getsockopt(
+                sock.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_INFO,
+                into,
+                &raw mut length,
+            )
+        };
+        assert!(status == 0 && length as usize > 39 * size_of::<u32>());
+        info[38]
+    }
+
+    #[test]
+    fn what_ends_a_segment_is_not_joined_by_what_is_sent_behind_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let ours = Socket::from(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+        let mut theirs = listener.accept().unwrap().0;
+        // Nothing leaves meanwhile, as when the peer's window is closed.
+        ours.set_tcp_cork(true).unwrap();
+        for octets in [&b"head"[..], b"and pad", b"behind"] {
+            let part = [Part::Own(octets)].into_iter();
+            let sent = send_parts(ours.as_fd(), &Memories::default(), part, true).unwrap();
+            assert_eq!(sent, octets.len());
+        }
+        ours.set_tcp_cork(false).unwrap();
+        theirs.read_exact(&mut [0; 17]).unwrap();
+        assert_eq!(segments_received(&theirs), 3);
     }
 
     #[test]

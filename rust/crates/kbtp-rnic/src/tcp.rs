@@ -1,5 +1,6 @@
 //! Non-blocking TCP sockets as MPA wants them (RFC 5044 5 and 7).
 
+use std::collections::VecDeque;
 use std::io::{self, Read};
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -55,6 +56,8 @@ pub(crate) struct Link {
     unsent: Vec<u8>,
     /// How many of `unsent` are out.
     unsent_from: usize,
+    /// Where in `unsent` TCP segments are to end.
+    segment_ends: VecDeque<usize>,
     watch: Watch,
 }
 
@@ -68,6 +71,7 @@ impl Link {
             receive_finished: false,
             unsent: Vec::new(),
             unsent_from: 0,
+            segment_ends: VecDeque::new(),
             watch: Watch::default(),
         }
     }
@@ -101,23 +105,30 @@ impl Link {
     }
 
     pub(crate) fn queue(&mut self, octets: &[u8]) {
-        self.unsent.extend_from_slice(octets);
+        self.queue_segment(|unsent| unsent.extend_from_slice(octets));
     }
 
-    /// For appending, as `queue`.
-    pub(crate) fn unsent_mut(&mut self) -> &mut Vec<u8> {
-        &mut self.unsent
+    /// What `append` adds goes out behind all else, and a TCP segment ends behind it.
+    pub(crate) fn queue_segment(&mut self, append: impl FnOnce(&mut Vec<u8>)) {
+        append(&mut self.unsent);
+        self.segment_ends.push_back(self.unsent.len());
     }
 
     pub(crate) fn drop_unsent(&mut self) {
         self.unsent.clear();
         self.unsent_from = 0;
+        self.segment_ends.clear();
     }
 
     /// Send until all is out or the socket takes no more.
     pub(crate) fn send_queued(&mut self) -> io::Result<()> {
-        while let Some(rest @ [_, ..]) = self.unsent.get(self.unsent_from..) {
-            match self.sock.send_with_flags(rest, libc::MSG_NOSIGNAL) {
+        while let Some(end) = self.segment_ends.front().copied() {
+            let rest = self.unsent.get(self.unsent_from..end).unwrap_or_default();
+            if rest.is_empty() {
+                self.segment_ends.pop_front();
+                continue;
+            }
+            match self.sock.send_with_flags(rest, libc::MSG_NOSIGNAL | libc::MSG_EOR) {
                 Ok(sent) => {
                     self.unsent_from += sent;
                     self.moved_bytes += sent as u64;

@@ -9,6 +9,7 @@ use super::work::{Gather, Lying, WorkId};
 use crate::crc32c::{self, Shift, join};
 use crate::fpdu::{FpduEncoder, LENGTH_BYTES, Tail, length_field, pad_bytes};
 use crate::memory::{Octets, Span};
+use crate::mpa::Negotiated;
 
 /// A payload up to this long is always copied: that costs less than two more pieces in a `sendmsg`.
 const COPY_MAX_BYTES: u32 = 1024;
@@ -44,7 +45,7 @@ enum Place {
 ///
 /// The memory that `parts` names must stay as it is until it was sent: its CRC is taken already. Hand what the system took
 /// to `IwarpStream::sent`, and then `keep_lent` the rest. A stream that ends gives the memory back to its owner while an
-/// FPDU may still be half sent: `copy_rest` it then, or drop it.
+/// FPDU may still be half sent: `copy_batch` it then, or drop it.
 #[derive(Debug, Default)]
 pub struct Outgoing {
     own: Vec<u8>,
@@ -56,6 +57,8 @@ pub struct Outgoing {
     sent_bytes: usize,
     /// Which work is complete when so many octets are sent.
     completions: VecDeque<(usize, WorkId)>,
+    /// A `sendmsg` takes no more than so many octets with those that are sent. No place goes on behind such an end.
+    ends: VecDeque<usize>,
     /// It names memory that no posted work holds.
     has_lent: bool,
 }
@@ -92,15 +95,31 @@ impl Outgoing {
         })
     }
 
-    /// Append what is not sent to `into`; nothing is left then.
-    pub fn copy_rest(&mut self, octets: &dyn Octets, into: &mut Vec<u8>) {
-        for part in self.parts() {
+    /// How many octets the next `sendmsg` may take: all, or those up to the end of an FPDU that ends a TCP segment.
+    #[must_use]
+    pub fn batch_bytes(&self) -> usize {
+        self.ends.front().map_or(self.left_bytes, |end| end - self.sent_bytes)
+    }
+
+    /// The parts that the next `sendmsg` may take.
+    pub fn batch(&self) -> impl Iterator<Item = Part<'_>> {
+        let mut room_bytes = self.batch_bytes();
+        self.parts().take_while(move |part| {
+            let within = room_bytes > 0;
+            room_bytes = room_bytes.saturating_sub(part.length_bytes());
+            within
+        })
+    }
+
+    /// Append what the next `sendmsg` would take to `into`, and forget it: its work is flushed.
+    pub fn copy_batch(&mut self, octets: &dyn Octets, into: &mut Vec<u8>) {
+        for part in self.batch() {
             match part {
                 Part::Own(own) => into.extend_from_slice(own),
                 Part::Registered(span) => octets.read(span, into),
             }
         }
-        self.clear();
+        self.sent(self.batch_bytes(), |_| {});
     }
 
     /// Copy what is not sent and names the source of a Read Response, which may be revoked as soon as its STag can be: call
@@ -110,15 +129,15 @@ impl Outgoing {
             return;
         }
         let mut own = Vec::with_capacity(self.left_bytes);
+        let mut places = VecDeque::with_capacity(self.places.len());
         for part in self.parts() {
             match part {
                 Part::Own(part) => own.extend_from_slice(part),
                 Part::Registered(span) => octets.read(span, &mut own),
             }
+            places.push_back(Place::Own(part.length_bytes()));
         }
-        self.places.clear();
-        self.places.push_back(Place::Own(own.len()));
-        (self.own, self.own_sent) = (own, 0);
+        (self.own, self.own_sent, self.places) = (own, 0, places);
     }
 
     /// Forget everything; the allocations stay.
@@ -126,6 +145,7 @@ impl Outgoing {
         self.own.clear();
         self.places.clear();
         self.completions.clear();
+        self.ends.clear();
         (self.own_sent, self.left_bytes, self.sent_bytes) = (0, 0, 0);
         self.has_lent = false;
     }
@@ -154,6 +174,9 @@ impl Outgoing {
                 Place::Registered(span) => Place::Registered(span.part(part as u32, span.len)),
             };
         }
+        while self.ends.front().is_some_and(|end| *end <= self.sent_bytes) {
+            self.ends.pop_front();
+        }
         while let Some((due_bytes, work)) = self.completions.front().copied()
             && due_bytes <= self.sent_bytes
         {
@@ -167,17 +190,32 @@ impl Outgoing {
 
     /// `work` is complete when all that was built so far is sent.
     pub(super) fn completes(&mut self, work: WorkId) {
-        self.completions.push_back((self.sent_bytes + self.left_bytes, work));
+        self.completions.push_back((self.built_bytes(), work));
+    }
+
+    /// What was built so far ends a TCP segment.
+    fn end_segment(&mut self) {
+        if self.left_bytes > 0 && !self.is_at_end() {
+            self.ends.push_back(self.built_bytes());
+        }
+    }
+
+    fn is_at_end(&self) -> bool {
+        self.ends.back().is_some_and(|end| *end == self.built_bytes())
+    }
+
+    /// Since nothing was left.
+    fn built_bytes(&self) -> usize {
+        self.sent_bytes + self.left_bytes
     }
 
     /// What was appended to `own` since it had `start` octets goes out next.
     fn put_own(&mut self, start: usize) {
-        let bytes = self.own.len() - start;
+        let (bytes, at_end) = (self.own.len() - start, self.is_at_end());
         self.left_bytes += bytes;
-        if let Some(Place::Own(length)) = self.places.back_mut() {
-            *length += bytes;
-        } else {
-            self.places.push_back(Place::Own(bytes));
+        match self.places.back_mut() {
+            Some(Place::Own(length)) if !at_end => *length += bytes,
+            _ => self.places.push_back(Place::Own(bytes)),
         }
     }
 
@@ -192,14 +230,17 @@ impl Outgoing {
 pub(super) struct Framer {
     crc: bool,
     markers: Option<FpduEncoder>,
+    pad_stands_alone: bool,
     still_sources: bool,
 }
 
 impl Framer {
-    pub(super) fn new(crc: bool, markers: bool) -> Self {
+    pub(super) fn new(negotiated: &Negotiated) -> Self {
+        let crc = negotiated.crc;
         Self {
             crc,
-            markers: markers.then(|| FpduEncoder::new(crc, true)),
+            markers: negotiated.tx_markers.then(|| FpduEncoder::new(crc, true)),
+            pad_stands_alone: negotiated.pad_stands_alone(),
             still_sources: false,
         }
     }
@@ -246,6 +287,10 @@ impl Framer {
             out.put_own(start);
             return None;
         }
+        let stands_alone = self.pad_stands_alone && pad_bytes(ulpdu_bytes) > 0;
+        if stands_alone {
+            out.end_segment();
+        }
         out.own.extend_from_slice(&length_field(ulpdu_bytes as u16));
         out.own.extend_from_slice(header);
         append(&mut out.own);
@@ -266,6 +311,9 @@ impl Framer {
         }
         out.own.extend_from_slice(&crc32c::wire(crc));
         out.put_own(start);
+        if stands_alone {
+            out.end_segment();
+        }
         payload_crc
     }
 

@@ -11,7 +11,9 @@ use super::state::StreamState;
 use super::watched::Watched;
 use super::work::{Awaiting, Gather, Job, OpenRead, Owed, What, WorkId};
 use crate::ddp::{Cut, Segment, TaggedHeader, UntaggedHeader, cut, pack_tagged, pack_untagged};
-use crate::limits::{DDP_TAGGED_HEADER_BYTES, DDP_UNTAGGED_HEADER_BYTES, MULPDU_MIN_BYTES, ULPDU_MAX_BYTES};
+use crate::limits::{
+    DDP_TAGGED_HEADER_BYTES, DDP_UNTAGGED_HEADER_BYTES, MULPDU_MIN_BYTES, PADDED_PAYLOAD_MAX_BYTES, ULPDU_MAX_BYTES,
+};
 use crate::memory::{Octets, StreamMemory};
 use crate::mpa::RtrKind;
 use crate::rdmap::{QN_ATOMIC_RESPONSE, QN_REQUEST, QN_SEND, QN_TERMINATE, RdmapOpcode, ReadRequest, control_octet};
@@ -66,18 +68,25 @@ pub(super) struct Outbound {
     next_msn: [u32; 4],
     next_request_id: u32,
     mulpdu: u32,
+    padded_max_bytes: u32,
 }
 
 impl Outbound {
     pub(super) fn new(state: &StreamState, mulpdu: u32, first_msn: [u32; 4]) -> Self {
+        let pad_stands_alone = state.negotiated.pad_stands_alone();
         let mut outbound = Self {
-            framer: Framer::new(state.negotiated.crc, state.negotiated.tx_markers),
+            framer: Framer::new(&state.negotiated),
             queue: VecDeque::new(),
             message: None,
             response_is_due: true,
             next_msn: first_msn,
             next_request_id: 0,
             mulpdu: 0,
+            padded_max_bytes: if pad_stands_alone {
+                PADDED_PAYLOAD_MAX_BYTES
+            } else {
+                u32::MAX
+            },
         };
         outbound.set_mulpdu(mulpdu);
         if state.active
@@ -301,7 +310,8 @@ impl Outbound {
 
     /// RFC 5041 5.2, by the MULPDU of now.
     fn cut(&self, message_bytes: u32, header_bytes: usize) -> Cut {
-        cut(message_bytes, self.mulpdu.saturating_sub(header_bytes as u32))
+        let segment_bytes = self.mulpdu.saturating_sub(header_bytes as u32);
+        cut(message_bytes, segment_bytes, self.padded_max_bytes)
     }
 
     fn take_msn(&mut self, queue: u32) -> u32 {

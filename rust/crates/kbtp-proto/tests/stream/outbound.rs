@@ -83,7 +83,7 @@ fn still_memory_is_sent_from_where_it_lies_and_other_memory_is_copied() {
     for still in [true, false] {
         let mut end = End::new(negotiated(), true, 8000, None);
         end.memory.0.borrow_mut().still = still;
-        let span = end.memory.span(vec![1; 5001]);
+        let span = end.memory.span(vec![1; 5000]);
         end.stream
             .post(Work::Write {
                 wr_id: 1,
@@ -95,7 +95,7 @@ fn still_memory_is_sent_from_where_it_lies_and_other_memory_is_copied() {
         let out = end.next_fpdu().unwrap();
         assert_eq!(spans_of(&out), usize::from(still));
         let whole = end.octets_of(&out);
-        assert_eq!(wire::see(&whole, true).payload, vec![1; 5001]);
+        assert_eq!(wire::see(&whole, true).payload, vec![1; 5000]);
         end.sent(out);
         assert_eq!(end.events(), [Event::WriteCompleted { wr_id: 1 }]);
     }
@@ -110,13 +110,13 @@ fn spans_of(out: &Outgoing) -> usize {
 fn still_pieces_are_sent_from_where_they_lie_whatever_the_memory() {
     let mut end = End::new(negotiated(), true, 8000, None);
     end.memory.0.borrow_mut().still = false;
-    let span = end.memory.span(vec![1; 5001]);
+    let span = end.memory.span(vec![1; 5000]);
     end.stream
         .post(send(1, Payload::from_iter([Piece::Still(span)])))
         .unwrap();
     let out = end.next_fpdu().unwrap();
     assert_eq!(spans_of(&out), 1);
-    assert_eq!(wire::see(&end.octets_of(&out), true).payload, vec![1; 5001]);
+    assert_eq!(wire::see(&end.octets_of(&out), true).payload, vec![1; 5000]);
 }
 
 #[test]
@@ -200,9 +200,112 @@ fn what_is_left_of_a_half_sent_fpdu_can_be_copied_before_its_memory_goes() {
         let (mut out, octets, _) = two_fpdus(&mut end);
         end.stream.sent(&mut out, taken_bytes);
         let mut rest = Vec::new();
-        out.copy_rest(&end.memory, &mut rest);
-        assert!(out.is_empty());
+        while !out.is_empty() {
+            out.copy_batch(&end.memory, &mut rest);
+        }
         assert_eq!(rest, octets[taken_bytes..]);
+    }
+}
+
+/// How many octets each `sendmsg` may take of all that `end` has to say, which is built at once.
+fn batches_of(end: &mut End) -> Vec<usize> {
+    let mut out = Outgoing::default();
+    while end.build_into(&mut out) {}
+    let mut batches = Vec::new();
+    while !out.is_empty() {
+        let bytes = out.batch_bytes();
+        assert_eq!(out.batch().map(|part| part.length_bytes()).sum::<usize>(), bytes);
+        batches.push(bytes);
+        end.stream.sent(&mut out, bytes);
+    }
+    batches
+}
+
+/// Sends of 8, 9, 7, 12 and 16 octets: the second and the third have PAD.
+fn post_five(end: &mut End) {
+    for (wr_id, length) in [8, 9, 7, 12, 16].into_iter().enumerate() {
+        end.stream.post(send(wr_id as u64, inline(&vec![1; length]))).unwrap();
+    }
+}
+
+#[test]
+fn an_fpdu_with_pad_has_a_sendmsg_of_its_own() {
+    let mut end = End::new(negotiated(), true, 1454, None);
+    post_five(&mut end);
+    assert_eq!(batches_of(&mut end), [32, 36, 32, 36 + 40]);
+    assert_eq!(end.events().len(), 5);
+}
+
+#[test]
+fn without_crc_or_with_markers_nothing_is_kept_apart() {
+    for (crc, tx_markers) in [(false, false), (true, true)] {
+        let negotiated = kbtp_proto::mpa::Negotiated {
+            crc,
+            tx_markers,
+            ..negotiated()
+        };
+        let mut end = End::new(negotiated, true, 1454, None);
+        post_five(&mut end);
+        assert_eq!(batches_of(&mut end).len(), 1);
+    }
+}
+
+#[test]
+fn an_fpdu_with_pad_stays_apart_whatever_part_of_it_the_system_takes() {
+    let ends = [32, 68, 100, 176];
+    for taken_bytes in 0..176 {
+        let mut end = End::new(negotiated(), true, 1454, None);
+        post_five(&mut end);
+        let mut out = Outgoing::default();
+        while end.build_into(&mut out) {}
+        end.stream.sent(&mut out, taken_bytes);
+        let next_end = ends.into_iter().find(|end| *end > taken_bytes).unwrap();
+        assert_eq!(out.batch_bytes(), next_end - taken_bytes);
+        assert_eq!(
+            out.batch().map(|part| part.length_bytes()).sum::<usize>(),
+            next_end - taken_bytes
+        );
+        let mut copy = Vec::new();
+        out.copy_batch(&end.memory, &mut copy);
+        assert_eq!((copy.len(), out.left_bytes()), (next_end - taken_bytes, 176 - next_end));
+    }
+}
+
+#[test]
+fn the_octets_that_make_a_long_payload_odd_are_a_segment_of_their_own() {
+    let payload: Vec<u8> = (0..3301).map(|n| n as u8).collect();
+    let mut end = End::new(negotiated(), true, 1454, None);
+    let source = end.memory.add(payload.clone());
+    end.memory.0.borrow_mut().granted.insert(77, (source, 0, true));
+    let span = end.memory.span(payload.clone());
+    end.stream
+        .post(send(1, Payload::from_iter([Piece::Still(span)])))
+        .unwrap();
+    let write = Work::Write {
+        wr_id: 2,
+        payload: Payload::from_iter([Piece::Still(span)]),
+        stag: 3,
+        to: 4,
+    };
+    end.stream.post(write).unwrap();
+    end.take(&wire::fpdu(&wire::read_request(1, 3301, 77, 0)));
+    let mut seen = end.says();
+    seen.sort_by_key(|seen| seen.opcode);
+    for (opcode, sizes) in [
+        (wire::WRITE, [1440, 1440, 420, 1]),
+        (wire::READ_RESPONSE, [1440, 1440, 420, 1]),
+        (wire::SEND, [1436, 1436, 428, 1]),
+    ] {
+        let of_it: Vec<_> = seen.iter().filter(|seen| seen.opcode == opcode).collect();
+        assert_eq!(of_it.iter().map(|seen| seen.payload.len()).collect::<Vec<_>>(), sizes);
+        assert_eq!(
+            of_it.iter().flat_map(|seen| seen.payload.clone()).collect::<Vec<_>>(),
+            payload
+        );
+        assert_eq!(
+            of_it.iter().map(|seen| seen.last).collect::<Vec<_>>(),
+            [false, false, false, true]
+        );
     }
 }
 
@@ -247,8 +350,10 @@ fn what_is_left_of_a_lent_response_can_be_kept_when_its_source_goes() {
         let mut out = response(&mut end, 2001);
         let octets = end.octets_of(&out);
         end.stream.sent(&mut out, taken_bytes);
+        let batch_bytes = out.batch_bytes();
         out.keep_lent(&end.memory);
         assert_eq!(spans_of(&out), 0);
+        assert_eq!(out.batch().map(|part| part.length_bytes()).sum::<usize>(), batch_bytes);
         assert_eq!(end.octets_of(&out), octets[taken_bytes.min(octets.len())..]);
         end.sent(out);
         assert_eq!(end.events(), [Event::SendCompleted { wr_id: 2 }]);
