@@ -37,10 +37,11 @@ def run(role: Role, rnic: str, expectations: Expectations, folder: Path, words: 
         if some:
             one = _target if role is Role.TARGET else _initiator
             for result in one(profile, some, rnic, expectations, folder):
-                yield _reasoned(result, expectations)
+                yield reasoned(result, expectations)
 
 
-def _reasoned(result: Result, expectations: Expectations) -> Result:
+def reasoned(result: Result, expectations: Expectations) -> Result:
+    """A skip that no expectation gives a reason for is a failure."""
     if result.outcome is not Outcome.SKIPPED or expectations.skip_reason(result.case):
         return result
     return Result(result.case, Outcome.FAILED, "a profile that the case runs in", f"a skip: {result.reason}")
