@@ -41,9 +41,19 @@ def kbtp_part(role: Role) -> list[Case]:
 
 
 class Suite:
-    """`host` is an address of the device, where targets and the suite listen."""
+    """`host` is an address of the device, where targets and the suite listen; `python` starts both under test."""
 
-    def __init__(self, rnic_name: str, host: str, expectations: Expectations, *, at_once: int, patience: float) -> None:
+    def __init__(
+        self,
+        rnic_name: str,
+        host: str,
+        expectations: Expectations,
+        *,
+        python: Sequence[str],
+        at_once: int,
+        patience: float,
+    ) -> None:
+        self._python = python
         self._rnic_name = rnic_name
         self._rnic = open_rnic(rnic_name)
         self._host = host
@@ -67,13 +77,14 @@ class Suite:
         if not any(self._is_asked(case, setup) for case in some):
             yield from (run_case(case, _no_target, self._expectations, setup) for case in some)
             return
-        with serving(profile, self._rnic_name, keys, self._host) as url:
+        with serving(profile, self._rnic_name, keys, self._host, python=self._python) as url:
             address = Address.parse(url)
             runner = TargetRunner(address, setup, self._expectations, at_once=self._at_once, rnic=self._rnic)
             yield from runner.run(some)
 
     def _initiator(self, profile: Profile, some: Sequence[Case], setup: Setup, keys: Path | None) -> Iterator[Result]:
-        command = [sys.executable, "-m", "conformance.initiator", *initiator_arguments(profile, self._rnic_name, keys)]
+        arguments = initiator_arguments(profile, self._rnic_name, keys)
+        command = [*self._python, "-m", "conformance.initiator", *arguments]
         initiators = initiators_of(shlex.join(command), self._at_once, end_of_case_s=END_OF_CASE_S)
         place = Address(self._host, 0)
         runner = InitiatorRunner(setup, self._expectations, initiators, place, rnic=self._rnic)
@@ -95,11 +106,18 @@ def main() -> int:
     parser.add_argument("--expect", type=Path, help="cases to skip and expected to fail, each with its reason")
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--patience", type=float, default=2.0, help="wait so many times as long for what should come")
+    parser.add_argument("--python", default=sys.executable, help="command that starts targets and initiators")
     parser.add_argument("--times", action="store_true", help="tell of each case how long it took")
     arguments = parser.parse_args()
     expectations = Expectations.read(arguments.expect, cases()) if arguments.expect else Expectations()
-    options = {"at_once": arguments.at_once, "patience": arguments.patience}
-    suite = Suite(arguments.rnic, arguments.host, expectations, **options)
+    suite = Suite(
+        arguments.rnic,
+        arguments.host,
+        expectations,
+        python=shlex.split(arguments.python),
+        at_once=arguments.at_once,
+        patience=arguments.patience,
+    )
     wrong = False
     with tempfile.TemporaryDirectory() as folder:
         for role in [role for role in Role if not arguments.role or role.value in arguments.role]:

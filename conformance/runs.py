@@ -94,9 +94,15 @@ def initiator_arguments(profile: Profile, rnic: str, keys_file: Path | None) -> 
 
 
 @contextmanager
-def serving(profile: Profile, rnic: str, keys_file: Path | None, host: str = "127.0.0.1") -> Iterator[str]:
+def serving(
+    profile: Profile,
+    rnic: str,
+    keys_file: Path | None,
+    host: str = "127.0.0.1",
+    python: Sequence[str] = (sys.executable,),
+) -> Iterator[str]:
     """A target in a process of its own; its URL."""
-    command = [sys.executable, "-m", "conformance.serve", *serve_arguments(profile, rnic, keys_file), host, "0"]
+    command = [*python, "-m", "conformance.serve", *serve_arguments(profile, rnic, keys_file), host, "0"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

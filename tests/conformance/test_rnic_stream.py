@@ -61,9 +61,9 @@ def test_direct_modes_pass_too(serve: Serve, rnic_name: str) -> None:
 
 
 def test_what_needs_a_peer_by_hand_or_another_binding_is_left_out_with_that_reason(serve: Serve) -> None:
-    cases = cases_named("blocks/completion-of-a-load", "records/errors-have-their-record")
+    cases = cases_named("blocks/requests-in-many-segments", "records/errors-have-their-record")
     results = run_against(serve(), cases, rnic=open_rnic("native"), has=setup_of("native"))
-    assert "speaks iWARP by hand" in results["blocks/completion-of-a-load"].reason
+    assert "speaks iWARP by hand" in results["blocks/requests-in-many-segments"].reason
     assert "InfiniBand" in results["records/errors-have-their-record"].reason
 
 

@@ -103,6 +103,12 @@ class TargetProbe(Probe):
             stream.tcp.expect_no_octets("nothing of the target before HELLO", for_s=self.setup.hello_delay_s)
         return stream
 
+    def rejection(self, startup: Startup) -> bytes:
+        """The private data of the target's rejection, over an RNIC. Raises `Deviation` if it accepts."""
+        if self._rnic is None:
+            raise NotApplicable("an RNIC that is rejected")
+        return RnicStream.rejection(self._rnic, self._host, self._port, self.deadline, startup)
+
     def before_hello(self, startup: Startup | None = None) -> InitiatorSide:
         """A stream on which HELLO is still to be sent."""
         return InitiatorSide(self.stream(startup), self.setup.namespace, self.key)

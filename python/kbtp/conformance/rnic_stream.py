@@ -120,11 +120,26 @@ class RnicStream(Stream):
         startup = startup or Startup()
         stream = cls(RnicChannel(rnic), deadline, startup, active=True)
         try:
-            stream._connect(host, port, startup)
+            answer = stream._connect(host, port, startup)
+            if isinstance(answer, Rejected):
+                raise Deviation("an accepted stream", "a rejected one")
         except BaseException:
             stream.close()
             raise
+        stream.reply = Startup(private_data=answer.private_data).frame(reply=True)
         return stream
+
+    @classmethod
+    def rejection(cls, rnic: Rnic, host: str, port: int, deadline: Deadline, startup: Startup) -> bytes:
+        """The private data with which the target rejects us. Raises as `connect`."""
+        stream = cls(RnicChannel(rnic), deadline, startup, active=True)
+        try:
+            answer = stream._connect(host, port, startup)
+        finally:
+            stream.close()
+        if not isinstance(answer, Rejected):
+            raise Deviation("a rejected stream", "an accepted one")
+        return answer.private_data
 
     @classmethod
     def accept(cls, channel: RnicChannel, request: ConnectRequest, deadline: Deadline, startup: Startup) -> RnicStream:
@@ -146,18 +161,18 @@ class RnicStream(Stream):
     def deadline(self) -> Deadline:
         return self._deadline
 
-    def _connect(self, host: str, port: int, startup: Startup) -> None:
+    def _connect(self, host: str, port: int, startup: Startup) -> Established | Rejected:
+        """Raises `Deviation` if there is no answer."""
         word = _check(startup)
         verbs = self._channel.verbs.connect(
             host, port, pd=self._pd, private_data=startup.private_data, ird=word.ird, ord_=word.ord_,
             timeout_s=self.deadline.left_s(), receives=self._receives(),
         )  # fmt: skip
         self._use(verbs)
-        if not self._wait(lambda: self._answer is not None, "an accepted stream"):
-            raise Deviation("an accepted stream", str(self._ended))
-        if not isinstance(self._answer, Established):
-            raise Deviation("an accepted stream", "a rejected one")
-        self.reply = Startup(private_data=self._answer.private_data).frame(reply=True)
+        self._wait(lambda: self._answer is not None, "an answer to a connection")
+        if self._answer is None:
+            raise Deviation("an answer to a connection", str(self._ended))
+        return self._answer
 
     def _use(self, verbs: VerbsStream) -> None:
         self._verbs = verbs
@@ -282,7 +297,10 @@ class RnicStream(Stream):
     def expect_terminate(
         self, *allowed: TerminateCause | Code, within_s: float | None = None, why: str = ""
     ) -> Message:
-        """The peer ends the stream; what it says there is not seen, nor in the result. Raises `Deviation`."""
+        """The peer ends the stream, and serves no RDMA Read before; what it says is not seen. Raises `Deviation`."""
+        what = f"the end of the stream: {why or 'a fault of ours'}"
+        self._wait(lambda: any(wr_id in self._done for wr_id, *_ in self._reads.values()), what, within_s)
+        expect(self._ended is not None, what, "an RDMA Read that is served")
         self.expect_end(why or "a fault of ours", within_s=within_s)
         return Message(RdmapOpcode.TERMINATE, b"", ())
 
