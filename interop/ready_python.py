@@ -110,6 +110,7 @@ def main() -> None:
         importlib.import_module(module)
     _, module, *arguments = server.serve()
     sys.argv = ["", *arguments]
+    sys.modules.pop(module, None)  # it is run anew, as the main program
     runpy = importlib.import_module("runpy")
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

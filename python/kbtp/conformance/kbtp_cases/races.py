@@ -64,8 +64,11 @@ def freed_while_it_is_read(probe: TargetProbe) -> None:
         expect_nothing_more(owner, "a FREE completes when the LOADs that began before it are gone (profile 6.1)")
         other.expect_status(other.load(owner.handle(0), None), Status.NOT_BOUND)
     for index in (1, 2):
-        owner.send(owner.alloc_store(owner.handle(index), owner.stream.memory.lend(NEW * 4096)))
-        expect(owner.answer().status in (Status.SUCCESS, Status.NO_SPACE), "the rest of the quota", "another status")
+        store = owner.alloc_store(owner.handle(index), owner.stream.memory.lend(NEW * 4096))
+        owner.send(store)
+        expect(
+            owner.answer(store).status in (Status.SUCCESS, Status.NO_SPACE), "the rest of the quota", "another status"
+        )
     status = reader.answer(load).status
     if probe.by_hand or status is not Status.NOT_BOUND:
         expect(status is Status.SUCCESS, "SUCCESS of the LOAD", status.name)
