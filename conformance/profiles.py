@@ -78,7 +78,7 @@ TARGETS = (
 INITIATORS = (
     Profile("plain", frozenset({"no-keys", "one-by-one"})),
     Profile("keys", frozenset({"keys", "one-by-one"}), keys=("prefill",)),
-    Profile("direct modes", frozenset({"no-keys", "one-by-one", "direct"}), direct="load,alloc"),
+    Profile("direct modes", frozenset({"no-keys", "one-by-one", "direct", "direct-loads"}), direct="load,alloc"),
     Profile("markers, no CRC", frozenset({"no-keys", "one-by-one", "markers", "no-crc"}), mpa="markers,no-crc"),
     Profile("peer to peer", frozenset({"no-keys", "one-by-one", "peer-to-peer"}), mpa="rtr"),
 )

@@ -38,6 +38,9 @@ TARGETS_AT_ONCE = 4
 INITIATORS_AT_ONCE = 2
 """Each is a process that imports kbtp in the guest."""
 
+LOADS = "load"
+"""The other direct mode needs atomics."""
+
 BIG_DRAIN_S = 15.0
 """So long may 8 MiB take to a reader that others wait for, before it is taken for one that does not read."""
 
@@ -113,8 +116,10 @@ def _target(guest: Guest, profile: Profile, some: Sequence[Case], expectations: 
 def _initiator(guest: Guest, profile: Profile, some: Sequence[Case], expectations: Expectations) -> Iterator[Result]:
     file = _key_file(profile, Role.INITIATOR)
     setup = profile.setup(keys=new_keys(profile, ROOT / file))
-    setup = replace(setup, has=setup.has - {"direct"})  # both direct modes, of which one needs atomics
-    arguments = initiator_arguments(profile, RNIC, Path("/mnt") / file if profile.keys else None)
+    setup = replace(setup, has=setup.has - {"direct"})
+    arguments = initiator_arguments(
+        replace(profile, direct=LOADS if profile.direct else ""), RNIC, Path("/mnt") / file if profile.keys else None
+    )
     command = f"{PYTHON_IN_GUEST} -m conformance.initiator {shlex.join(arguments)}"
     initiators = [InGuest(guest, command, number) for number in range(INITIATORS_AT_ONCE)]
     yield from InitiatorRunner(setup, expectations, initiators, Address("127.0.0.1", 0)).run(some)

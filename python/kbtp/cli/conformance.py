@@ -170,7 +170,8 @@ def _has(text: str, command: str | None, keys: Sequence[Key], rnic: Rnic | None)
     wrong = sorted(names & _OF_KEYS - of_keys)
     if wrong:
         raise click.UsageError(f"--with {wrong[0]}: --key-file says otherwise")
-    return names | of_keys | ({"one-by-one"} if command else set()) | what_streams_have(rnic)
+    loads = {"direct-loads"} if "direct" in names else set()
+    return names | loads | of_keys | ({"one-by-one"} if command else set()) | what_streams_have(rnic)
 
 
 def _check_program(command: str) -> None:
