@@ -128,7 +128,7 @@ def conformance(
         if command is not None:
             _check_program(command)
         address = Address.parse(f"kbtp://{listen or '127.0.0.1:0'}")
-        runner = InitiatorRunner(setup, expectations, initiators_of(command, at_once), address)
+        runner = InitiatorRunner(setup, expectations, initiators_of(command, at_once), address, rnic=rnic)
     peer = url or command or f"an initiator at {listen}"
     results = sorted(_watched(runner.run(chosen), len(chosen), as_json), key=lambda one: one.case.name)
     if as_json:

@@ -205,7 +205,8 @@ class InitiatorRunner:
             with _listener(address) as listener:
                 yield listener, str(Address(*listener.getsockname()[:2]))
             return
-        carried = RnicListener(self._rnic, address)
+        with _told(address):
+            carried = RnicListener(self._rnic, address)
         try:
             yield carried, str(carried.address)
         finally:
@@ -224,8 +225,14 @@ class InitiatorRunner:
 
 def _listener(address: Address) -> socket.socket:
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    try:
+    with _told(address):
         return socket.create_server((address.host, address.port), family=family, backlog=LISTEN_BACKLOG)
+
+
+@contextmanager
+def _told(address: Address) -> Iterator[None]:
+    try:
+        yield
     except (OSError, UnicodeError) as error:  # a name that IDNA cannot encode is a UnicodeError
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise ApiMisuse(
