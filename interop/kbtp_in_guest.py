@@ -24,7 +24,7 @@ _READY_PYTHON = "/mnt/interop/ready_python.py"
 PYTHON_IN_GUEST = f"{_ENVIRONMENT} python3 -IS {_READY_PYTHON}"
 """In a guest that `prepared` has made ready."""
 
-START_S = 120.0
+START_S = 300.0
 """Without KVM the first import of everything takes its time."""
 
 OPERATIONS_S = 300.0

@@ -19,7 +19,6 @@ from contextlib import suppress
 PLACE = "\0kbtp-ready-python"
 LISTENS = "ready_python listens"
 MODULES = (
-    "conformance.over_rnic",
     "conformance.rnics",
     "interop.operations",
     "kbtp.cli.serve",

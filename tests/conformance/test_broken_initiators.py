@@ -240,3 +240,12 @@ def test_a_command_that_hangs_is_replaced(tmp_path: Path) -> None:
     results = list(runner.run([quick("initiator-hello/connection-data-is-there")] * 2))
     assert {(result.outcome, result.expected) for result in results} == {(Outcome.FAILED, "an MPA Request")}
     assert len(set(started.read_text().split())) == 2
+
+
+def test_what_needs_direct_loads_alone() -> None:
+    """Nothing of direct allocation is told to an initiator that has not asked for it."""
+    names = ("initiator-direct/one-read-after-the-other", "initiator-direct/bad-entry-not-valid")
+    results = run(
+        [*WORKLOAD, "--direct", "load"], names, setup=replace(ONE_BY_ONE, has=ONE_BY_ONE.has | {"direct-loads"})
+    )
+    assert {name: result.outcome for name, result in results.items()} == dict.fromkeys(names, Outcome.PASSED)
