@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from conformance.over_rnic import kbtp_part
-from conformance.profiles import INITIATORS, TARGETS, Profile, divided
+from conformance.over_rnic import BIG_DRAIN_S, kbtp_part
+from conformance.profiles import INITIATORS, TARGETS, Profile, divided, patient
 from conformance.runs import initiator_arguments, new_keys, reasoned, serve_arguments
 from interop.checks import ROOT, Check, CheckFailed
 from interop.guest.calls import Call, CallFailed
@@ -40,9 +40,6 @@ INITIATORS_AT_ONCE = 2
 
 LOADS = "load"
 """The other direct mode needs atomics."""
-
-BIG_DRAIN_S = 15.0
-"""So long may 8 MiB take to a reader that others wait for, before it is taken for one that does not read."""
 
 SUITE_IN_GUEST_S = 600.0
 
@@ -87,18 +84,11 @@ def results_over_siw(guest: Guest, role: Role, words: Sequence[str] = ()) -> Ite
     """The suite is here, its peer by hand speaks iWARP over TCP; `words` as -k of `kbtp conformance`."""
     expectations = Expectations.read(_EXPECTATIONS, cases())
     chosen = [one for one in kbtp_part(role) if all(word in one.name for word in words)]
-    profiles, run = (TARGETS, _target) if role is Role.TARGET else (INITIATORS, _initiator)
+    profiles, run = (patient(TARGETS, BIG_DRAIN_S), _target) if role is Role.TARGET else (INITIATORS, _initiator)
     for profile, some in zip(profiles, divided(profiles, chosen).values(), strict=True):
         if some:
-            for result in run(guest, _patient(profile), some, expectations):
+            for result in run(guest, profile, some, expectations):
                 yield reasoned(result, expectations)
-
-
-def _patient(profile: Profile) -> Profile:
-    if "big-blocks" not in profile.has:
-        return profile
-    times = {"drain_s": BIG_DRAIN_S}
-    return replace(profile, config={**profile.config, **times}, times={**profile.times, **times})
 
 
 def _target(guest: Guest, profile: Profile, some: Sequence[Case], expectations: Expectations) -> Iterator[Result]:

@@ -30,3 +30,13 @@ def test_what_cannot_be_asked_has_a_reason(
         if case.needs - ((profile.has | streams) - lacks) and not expectations.skip_reason(case)
     ]
     assert silent == []
+
+
+def test_what_is_asked_is_counted_right() -> None:
+    page = (ROOT / "docs" / "testing.md").read_text()
+    for driver in ("siw", "rxe"):
+        expectations = Expectations.read(ROOT / "interop" / f"expectations_{driver}.toml", cases())
+        for role in Role:
+            every = kbtp_part(role)
+            asked = sum(not expectations.skip_reason(case) for case in every)
+            assert f"{asked} of {len(every)}" in page, f"{role.value} on {driver}"
