@@ -106,7 +106,7 @@ def _target(guest: Guest, profile: Profile, some: Sequence[Case], expectations: 
 def _initiator(guest: Guest, profile: Profile, some: Sequence[Case], expectations: Expectations) -> Iterator[Result]:
     file = _key_file(profile, Role.INITIATOR)
     setup = profile.setup(keys=new_keys(profile, ROOT / file))
-    setup = replace(setup, has=setup.has - {"direct"})
+    setup = replace(setup, has=setup.has - {"direct"}, crc=False)
     arguments = initiator_arguments(
         replace(profile, direct=LOADS if profile.direct else ""), RNIC, Path("/mnt") / file if profile.keys else None
     )

@@ -159,13 +159,17 @@ class InitiatorProbe(Probe):
     def stream(self, startup: Startup | None = None) -> Stream:
         if isinstance(self._listener, RnicListener):
             return self._started(self._carried(self._listener, startup))
-        return Stream.respond(self.tcp(), startup)
+        return self.respond(self.tcp(), startup)
 
     def next_stream(self, what: str, *, within_s: float | None = None) -> Stream:
         """On a further connection. Raises `Deviation`."""
         if isinstance(self._listener, RnicListener):
             return self._in_time(self._carried(self._listener, None), what, within_s)
-        return Stream.respond(self.next_tcp(what, within_s=within_s))
+        return self.respond(self.next_tcp(what, within_s=within_s))
+
+    def respond(self, tcp: Tcp, startup: Startup | None = None) -> Stream:
+        """A stream by hand on a connection of the initiator."""
+        return Stream.respond(tcp, startup or Startup(crc=self.setup.crc))
 
     def reject(self) -> None:
         """Over an RNIC: the initiator connects, and is turned away."""

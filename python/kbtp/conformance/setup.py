@@ -63,4 +63,4 @@ class Setup:
     patience: float = 1.0
     hello_delay_s: float = 0.0
     crc: bool = True
-    """Ask a target for CRCs, where a case does not say how to start."""
+    """Ask a peer for CRCs, where a case does not say how to start."""

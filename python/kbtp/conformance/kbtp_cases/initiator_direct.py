@@ -14,7 +14,6 @@ from kbtp.conformance.direct_target import (
     Step,
 )
 from kbtp.conformance.probe import InitiatorProbe
-from kbtp.conformance.stream import Stream
 from kbtp.conformance.target_side import Request
 from kbtp.limits import BLOCK_OFFSET_EMPTY
 from kbtp.types import EntryFlag, Status
@@ -30,7 +29,7 @@ AGAIN_MAX = 50  # reads of one entry by an initiator whose tries are bounded
 
 
 def direct(probe: InitiatorProbe, **options: int) -> DirectTarget:
-    return DirectTarget(Stream.respond(probe.tcp()), probe.key, **options).open()
+    return DirectTarget(probe.respond(probe.tcp()), probe.key, **options).open()
 
 
 def succeed(probe: InitiatorProbe, target: DirectTarget) -> None:
@@ -376,7 +375,7 @@ def no_grant_no_direct_mode(probe: InitiatorProbe) -> None:
 @GROUP.initiator("KNX14", needs=NEEDS)
 def no_ticket_beyond_the_quota(probe: InitiatorProbe) -> None:
     """With two blocks bound and a quota of two no third ticket is taken: the workload has three blocks."""
-    target = DirectTarget(Stream.respond(probe.tcp()), probe.key)
+    target = DirectTarget(probe.respond(probe.tcp()), probe.key)
     target.open(allocation_quota=2)
     tickets = 0
 

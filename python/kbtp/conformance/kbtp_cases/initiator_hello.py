@@ -57,7 +57,8 @@ def client_server_model(probe: InitiatorProbe) -> None:
 @GROUP.initiator("KNC3")
 def more_private_data_is_ignored(probe: InitiatorProbe) -> None:
     """Octets behind the connection data of the Reply are ignored."""
-    side = TargetSide(probe.stream(Startup(private_data=connection_data() + bytes(60))), probe.key)
+    startup = Startup(crc=probe.setup.crc, private_data=connection_data() + bytes(60))
+    side = TargetSide(probe.stream(startup), probe.key)
     side.open().request()
 
 
