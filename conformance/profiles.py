@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kbtp.conformance.case import Case
@@ -78,10 +78,19 @@ TARGETS = (
 INITIATORS = (
     Profile("plain", frozenset({"no-keys", "one-by-one"})),
     Profile("keys", frozenset({"keys", "one-by-one"}), keys=("prefill",)),
-    Profile("direct modes", frozenset({"no-keys", "one-by-one", "direct"}), direct="load,alloc"),
+    Profile("direct modes", frozenset({"no-keys", "one-by-one", "direct", "direct-loads"}), direct="load,alloc"),
     Profile("markers, no CRC", frozenset({"no-keys", "one-by-one", "markers", "no-crc"}), mpa="markers,no-crc"),
     Profile("peer to peer", frozenset({"no-keys", "one-by-one", "peer-to-peer"}), mpa="rtr"),
 )
+
+
+def patient(profiles: Sequence[Profile], big_drain_s: float) -> list[Profile]:
+    """A reader of a big block, that others wait for, has so long before it is taken for one that does not read."""
+    times = {"drain_s": big_drain_s}
+    return [
+        replace(one, config={**one.config, **times}, times={**one.times, **times}) if "big-blocks" in one.has else one
+        for one in profiles
+    ]
 
 
 def divided(profiles: Sequence[Profile], cases: Sequence[Case]) -> dict[str, list[Case]]:

@@ -37,10 +37,11 @@ def run(role: Role, rnic: str, expectations: Expectations, folder: Path, words: 
         if some:
             one = _target if role is Role.TARGET else _initiator
             for result in one(profile, some, rnic, expectations, folder):
-                yield _reasoned(result, expectations)
+                yield reasoned(result, expectations)
 
 
-def _reasoned(result: Result, expectations: Expectations) -> Result:
+def reasoned(result: Result, expectations: Expectations) -> Result:
+    """A skip that no expectation gives a reason for is a failure."""
     if result.outcome is not Outcome.SKIPPED or expectations.skip_reason(result.case):
         return result
     return Result(result.case, Outcome.FAILED, "a profile that the case runs in", f"a skip: {result.reason}")
@@ -93,9 +94,15 @@ def initiator_arguments(profile: Profile, rnic: str, keys_file: Path | None) -> 
 
 
 @contextmanager
-def serving(profile: Profile, rnic: str, keys_file: Path | None, host: str = "127.0.0.1") -> Iterator[str]:
+def serving(
+    profile: Profile,
+    rnic: str,
+    keys_file: Path | None,
+    host: str = "127.0.0.1",
+    python: Sequence[str] = (sys.executable,),
+) -> Iterator[str]:
     """A target in a process of its own; its URL."""
-    command = [sys.executable, "-m", "conformance.serve", *serve_arguments(profile, rnic, keys_file), host, "0"]
+    command = [*python, "-m", "conformance.serve", *serve_arguments(profile, rnic, keys_file), host, "0"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

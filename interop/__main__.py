@@ -14,6 +14,7 @@ from interop.checks import Check, Suite
 from interop.guest.image import OUTPUT, BuildFailed, build, images_folder
 from interop.guest.machine import Guest, GuestFailed, has_kvm
 from interop.guest.packages import PackagesMissing
+from interop.kbtp_in_guest import prepared
 from interop.progress import Progress
 from interop.suites import SUITES
 
@@ -70,7 +71,7 @@ def _run(suite: Suite, image: Path, progress: Progress, *, tcg: bool) -> list[st
     boot = dataclasses.replace(suite.boot, kvm=has_kvm() and not tcg, recording=folder / "packets.pcap")
     progress.tell(f"booting the guest for {suite.name}, {'with KVM' if boot.kvm else 'without KVM'}")
     failed = []
-    with Guest.boot(image, folder, boot) as guest:
+    with Guest.boot(image, folder, boot) as guest, prepared(guest):
         for check in suite.checks:
             began_s = time.monotonic()
             why = _why_not(check, guest)

@@ -15,18 +15,30 @@ from contextlib import contextmanager
 from interop.checks import ROOT, CheckFailed
 from interop.guest.machine import HOST_ADDRESS, Guest
 from interop.operations import BLOCK_BYTES, QUOTA
+from interop.ready_python import LISTENS
 from kbtp.limits import DEFAULT_PORT
 
 PORTS = (DEFAULT_PORT,)
-PYTHON_IN_GUEST = "env PYTHONPATH=/mnt/python:/mnt python3"
+_ENVIRONMENT = "env PYTHONPATH=/mnt/python:/mnt"
+_READY_PYTHON = "/mnt/interop/ready_python.py"
+PYTHON_IN_GUEST = f"{_ENVIRONMENT} python3 -IS {_READY_PYTHON}"
+"""In a guest that `prepared` has made ready."""
 
-START_S = 120.0
+START_S = 300.0
 """Without KVM the first import of everything takes its time."""
 
 OPERATIONS_S = 300.0
 
 _SERVE = ["--block-size", str(BLOCK_BYTES), "--pool-blocks", "64", "--max-quota", str(QUOTA), "--direct", "load"]
 _READY = "kbtp://"
+
+
+@contextmanager
+def prepared(guest: Guest) -> Iterator[None]:
+    """A Python there has everything imported, and runs what `PYTHON_IN_GUEST` is asked to run."""
+    with guest.start(f"exec {_ENVIRONMENT} python3 {_READY_PYTHON} serve") as call:
+        call.await_line(LISTENS, START_S)
+        yield
 
 
 @contextmanager

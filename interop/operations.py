@@ -111,7 +111,7 @@ class Workload:
 
 
 def _compare(into: bytearray, length: int, octets: bytes) -> None:
-    if into[:length] != octets or any(into[length:]):
+    if into[:length] != octets or into.count(0, length) != len(into) - length:
         raise WrongOctets(f"a load of {len(octets)} octets brought {length}, other ones than were stored")
 
 

@@ -90,10 +90,12 @@ def test_a_report_that_cannot_be_written_costs_nothing_else(run: Run, url: str, 
     )
 
 
-def test_a_place_to_listen_that_is_taken(run: Run) -> None:
+@pytest.mark.parametrize("streams", [(), ("--rnic", "native")], ids=["by hand", "native"])
+def test_a_place_to_listen_that_is_taken(run: Run, streams: tuple[str, ...]) -> None:
+    words = ("-k", "initiator-requests/whole-workload")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = f"127.0.0.1:{taken.getsockname()[1]}"
-        status, _, err = run("--role", "initiator", "--listen", place, "-k", "initiator-requests/whole-workload")
+        status, _, err = run("--role", "initiator", "--listen", place, *streams, *words)
     assert (status, len(err.splitlines())) == (2, 1)
     assert f"cannot listen on kbtp://{place}: Address already in use" in err
     assert "name an address of this machine and a port that is free" in err
@@ -125,9 +127,11 @@ def test_what_keys_there_are_says_the_key_file(run: Run, url: str, tmp_path: Pat
     assert skipped("--key-file", str(file), "--with", "keys") == {"auth-without-keys"}
 
 
-def test_an_initiator_that_passes(run: Run) -> None:
+@pytest.mark.parametrize("streams", [(), ("--rnic", "native")], ids=["by hand", "native"])
+def test_an_initiator_that_passes(run: Run, streams: tuple[str, ...]) -> None:
     command = f"{sys.executable} -m kbtp.conformance.workload"
-    status, out, err = run("--role", "initiator", "--run", command, "-k", "initiator-requests/whole-workload")
+    words = ("-k", "initiator-requests/whole-workload")
+    status, out, err = run("--role", "initiator", "--run", command, *streams, *words)
     assert (status, err) == (0, "")
     assert "passed" in out
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from kbtp.address import Address
-from kbtp.conformance import initiators
 from kbtp.conformance.case import Case, Role
 from kbtp.conformance.catalogue import cases
 from kbtp.conformance.expectations import Expectations
@@ -230,15 +229,23 @@ def test_a_command_that_ends_at_once_fails_its_cases(tmp_path: Path) -> None:
         assert (result.outcome, result.saw) == (Outcome.FAILED, "its end without one")
 
 
-def test_a_command_that_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_hangs_is_replaced(tmp_path: Path) -> None:
     """It connects and then neither answers nor ends: each case has a new one, which the file of process ids shows."""
-    monkeypatch.setattr(initiators, "END_OF_CASE_S", 0.1)
     started = tmp_path / "started"
     text = f"import os, socket, sys, threading\nopen({str(started)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
     text += "host, port = sys.stdin.readline().strip()[7:].split(':')\n"
     text += "one = socket.create_connection((host, int(port)))\nthreading.Event().wait()\n"
-    places = initiators_of(shlex.join(script(tmp_path, text)), 1)
+    places = initiators_of(shlex.join(script(tmp_path, text)), 1, end_of_case_s=0.1)
     runner = InitiatorRunner(ONE_BY_ONE, Expectations(), places, HERE)
     results = list(runner.run([quick("initiator-hello/connection-data-is-there")] * 2))
     assert {(result.outcome, result.expected) for result in results} == {(Outcome.FAILED, "an MPA Request")}
     assert len(set(started.read_text().split())) == 2
+
+
+def test_what_needs_direct_loads_alone() -> None:
+    """Nothing of direct allocation is told to an initiator that has not asked for it."""
+    names = ("initiator-direct/one-read-after-the-other", "initiator-direct/bad-entry-not-valid")
+    results = run(
+        [*WORKLOAD, "--direct", "load"], names, setup=replace(ONE_BY_ONE, has=ONE_BY_ONE.has | {"direct-loads"})
+    )
+    assert {name: result.outcome for name, result in results.items()} == dict.fromkeys(names, Outcome.PASSED)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 
 import pytest
 
+from kbtp.address import Address
+from kbtp.conformance import catalogue
+from kbtp.conformance.case import Role
 from kbtp.conformance.deviation import Deviation, NotApplicable
+from kbtp.conformance.expectations import Expectations
+from kbtp.conformance.initiators import initiators_of
 from kbtp.conformance.probe import TargetProbe
-from kbtp.conformance.result import Outcome
+from kbtp.conformance.result import Outcome, Result
+from kbtp.conformance.runner import InitiatorRunner
 from kbtp.conformance.setup import Setup, what_streams_have
 from kbtp.conformance.startup import Startup
 from kbtp.conformance.tcp import Deadline, Tcp
@@ -54,9 +61,9 @@ def test_direct_modes_pass_too(serve: Serve, rnic_name: str) -> None:
 
 
 def test_what_needs_a_peer_by_hand_or_another_binding_is_left_out_with_that_reason(serve: Serve) -> None:
-    cases = cases_named("blocks/completion-of-a-load", "records/errors-have-their-record")
+    cases = cases_named("blocks/requests-in-many-segments", "records/errors-have-their-record")
     results = run_against(serve(), cases, rnic=open_rnic("native"), has=setup_of("native"))
-    assert "speaks iWARP by hand" in results["blocks/completion-of-a-load"].reason
+    assert "speaks iWARP by hand" in results["blocks/requests-in-many-segments"].reason
     assert "InfiniBand" in results["records/errors-have-their-record"].reason
 
 
@@ -112,3 +119,37 @@ def test_a_pause_before_the_first_fpdu(serve: Serve, monkeypatch: pytest.MonkeyP
     results = run_against(serve(), cases_named("hello/ack-makes-sense"), hello_delay_s=0.25, crc=False)
     assert results["hello/ack-makes-sense"].outcome is Outcome.PASSED
     assert pauses == [0.25]
+
+
+INITIATORS = (
+    "initiator-hello/connection-data-is-there",
+    "initiator-hello/reply-without-connection-data",
+    "initiator-hello/rejected-connection",
+    "initiator-hello/tries-again-without-an-ack",
+    "initiator-requests/whole-workload",
+    "initiator-requests/write-past-the-buffer",
+    "initiator-requests/target-that-vanishes",
+)
+
+
+@pytest.mark.parametrize("rnic_name", RNICS)
+def test_an_initiator_connects_to_an_rnic(rnic_name: str) -> None:
+    results = run_initiators(INITIATORS, rnic_name)
+    assert {str(result) for result in results.values()} == {f"initiator/{name}: passed" for name in INITIATORS}
+
+
+def test_how_an_initiator_starts_its_stream_is_below_an_rnic() -> None:
+    names = ("mpa-startup/request-begins-with-its-key", "mpa-startup/reply-in-any-segmentation")
+    results = run_initiators(names, "native")
+    assert {result.outcome for result in results.values()} == {Outcome.SKIPPED}
+
+
+def run_initiators(names: Sequence[str], rnic_name: str) -> dict[str, Result]:
+    """The workload over the RNIC in user space, connected to ours."""
+    setup = Setup(has=setup_of(rnic_name, "one-by-one"))
+    command = f"{sys.executable} -m kbtp.conformance.workload --rnic native"
+    runner = InitiatorRunner(
+        setup, Expectations(), initiators_of(command, 2), Address("127.0.0.1", 0), rnic=open_rnic(rnic_name)
+    )
+    every = {case.name.partition("/")[2]: case for case in catalogue.cases(Role.INITIATOR)}
+    return {result.case.name.partition("/")[2]: result for result in runner.run([every[name] for name in names])}

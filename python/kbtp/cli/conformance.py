@@ -128,7 +128,7 @@ def conformance(
         if command is not None:
             _check_program(command)
         address = Address.parse(f"kbtp://{listen or '127.0.0.1:0'}")
-        runner = InitiatorRunner(setup, expectations, initiators_of(command, at_once), address)
+        runner = InitiatorRunner(setup, expectations, initiators_of(command, at_once), address, rnic=rnic)
     peer = url or command or f"an initiator at {listen}"
     results = sorted(_watched(runner.run(chosen), len(chosen), as_json), key=lambda one: one.case.name)
     if as_json:
@@ -170,7 +170,8 @@ def _has(text: str, command: str | None, keys: Sequence[Key], rnic: Rnic | None)
     wrong = sorted(names & _OF_KEYS - of_keys)
     if wrong:
         raise click.UsageError(f"--with {wrong[0]}: --key-file says otherwise")
-    return names | of_keys | ({"one-by-one"} if command else set()) | what_streams_have(rnic)
+    loads = {"direct-loads"} if "direct" in names else set()
+    return names | loads | of_keys | ({"one-by-one"} if command else set()) | what_streams_have(rnic)
 
 
 def _check_program(command: str) -> None:

@@ -74,6 +74,15 @@ class DirectTarget(TargetSide):
     def open(self, **changes: Any) -> DirectTarget:
         """HELLO and a HELLO_ACK that grants what was asked for."""
         features = self.take_hello().requested_features
+        allocation = {
+            "partition_stag": self.partition.stag,
+            "ring_stag": self.slots.stag,
+            "ring_offset": self.slots.to,
+            "head_stag": self.head.stag,
+            "head_offset": self.head.to,
+            "ring_order": ORDER,
+            "ticket_timeout_ms": self.ticket_timeout_ms,
+        }
         self.acknowledge(
             **{
                 "granted_features": features & ~Feature.RECORD_COMPLETION,
@@ -87,13 +96,7 @@ class DirectTarget(TargetSide):
                 "table_offset": self.entries.to,
                 "table_stag": self.entries.stag,
                 "pool_stag": self.pool.stag,
-                "partition_stag": self.partition.stag,
-                "ring_stag": self.slots.stag,
-                "ring_offset": self.slots.to,
-                "head_stag": self.head.stag,
-                "head_offset": self.head.to,
-                "ring_order": ORDER,
-                "ticket_timeout_ms": self.ticket_timeout_ms,
+                **(allocation if features & Feature.DIRECT_ALLOC else {}),
                 **changes,
             }
         )

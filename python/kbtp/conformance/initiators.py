@@ -100,8 +100,9 @@ class ForEachCase(Initiator):
 class LineByLine(Initiator):
     """A process that reads one URL after the other; one that hangs is replaced."""
 
-    def __init__(self, command: str) -> None:
+    def __init__(self, command: str, end_of_case_s: float = END_OF_CASE_S) -> None:
         self._command = command
+        self._end_of_case_s = end_of_case_s
         self._process: subprocess.Popen[bytes] | None = None
         self._answer = b""
         self._busy = False
@@ -125,7 +126,7 @@ class LineByLine(Initiator):
         return self._answer == b"ok\n"
 
     def end_of_case(self) -> None:
-        if self._busy and not self._ended(END_OF_CASE_S):
+        if self._busy and not self._ended(self._end_of_case_s):
             self.stop()
 
     def stop(self) -> None:
@@ -163,8 +164,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             pipe.close()
 
 
-def initiators_of(command: str | None, at_once: int) -> list[Initiator]:
+def initiators_of(command: str | None, at_once: int, *, end_of_case_s: float = END_OF_CASE_S) -> list[Initiator]:
+    """One that reads URLs from its standard input is replaced if it is at work so long after its case."""
     if command is None:
         return [ByItself()]
-    kind = ForEachCase if "{url}" in command else LineByLine
-    return [kind(command) for _ in range(at_once)]
+    if "{url}" in command:
+        return [ForEachCase(command) for _ in range(at_once)]
+    return [LineByLine(command, end_of_case_s) for _ in range(at_once)]

@@ -6,10 +6,11 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from kbtp.conformance.deviation import Deviation, NotApplicable
 from kbtp.conformance.initiator_side import InitiatorSide
+from kbtp.conformance.rnic_listener import RnicListener
 from kbtp.conformance.rnic_stream import BELOW, RnicStream
 from kbtp.conformance.session import Session
 from kbtp.conformance.setup import MARGIN_S, Setup
@@ -22,6 +23,8 @@ from kbtp.verbs.api import Rnic
 
 START_S = 60.0  # for an initiator to start and to connect
 LOOK_AGAIN_S = 0.2
+
+_Came = TypeVar("_Came")
 
 
 class Probe(ABC):
@@ -100,6 +103,12 @@ class TargetProbe(Probe):
             stream.tcp.expect_no_octets("nothing of the target before HELLO", for_s=self.setup.hello_delay_s)
         return stream
 
+    def rejection(self, startup: Startup) -> bytes:
+        """The private data of the target's rejection, over an RNIC. Raises `Deviation` if it accepts."""
+        if self._rnic is None:
+            raise NotApplicable("an RNIC that is rejected")
+        return RnicStream.rejection(self._rnic, self._host, self._port, self.deadline, startup)
+
     def before_hello(self, startup: Startup | None = None) -> InitiatorSide:
         """A stream on which HELLO is still to be sent."""
         return InitiatorSide(self.stream(startup), self.setup.namespace, self.key)
@@ -113,15 +122,15 @@ class TargetProbe(Probe):
 
 
 class InitiatorProbe(Probe):
-    """An initiator is under test; it connects to us. `start` makes it, `is_there` is False once it has ended, `outcome`
-    waits for how its work went. The time of the case begins when it has connected.
+    """An initiator is under test; it connects to us, by hand or to an RNIC. `start` makes it, `is_there` is False once
+    it has ended, `outcome` waits for how its work went. The time of the case begins when it has connected.
     """
 
     def __init__(
         self,
         setup: Setup,
         deadline: Deadline,
-        listener: socket.socket,
+        listener: socket.socket | RnicListener,
         start: Callable[[], None] | None = None,
         is_there: Callable[[], bool] = lambda: True,
         outcome: Callable[[float], bool] | None = None,
@@ -134,44 +143,40 @@ class InitiatorProbe(Probe):
 
     def tcp(self) -> Tcp:
         """The initiator's next connection; before the first one it may have to start up."""
-        what = "a connection of the initiator"
-        if self._start is None:
-            return self.next_tcp(what)
-        self._start()
-        self._start = None
-        end_s = time.monotonic() + START_S
-        while (tcp := self._accept(LOOK_AGAIN_S)) is None:
-            if time.monotonic() >= end_s or not self._is_there():
-                raise Deviation(what, "no connection in time" if self._is_there() else "its end without one")
-        self.deadline.restart()
-        return tcp
+        return self._started(self._accept)
 
     def limit_mss(self, mss_bytes: int) -> None:
         """Connections from now on are offered no larger TCP segments: what comes is cut small."""
-        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, mss_bytes)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, mss_bytes)
 
     def next_tcp(self, what: str, *, within_s: float | None = None) -> Tcp:
         """A further connection of an initiator that is at work, a retry for example. Raises `Deviation`."""
-        tcp = self.next_tcp_or_none(within_s=within_s)
-        if tcp is None:
-            raise Deviation(what, "no connection in time")
-        return tcp
+        return self._in_time(self._accept, what, within_s)
 
     def next_tcp_or_none(self, *, within_s: float | None = None) -> Tcp | None:
         return self._accept(self.deadline.left_s(within_s))
 
-    def _accept(self, within_s: float) -> Tcp | None:
-        self._listener.settimeout(within_s)
-        try:
-            sock, _ = self._listener.accept()
-        except TimeoutError:
-            return None
-        tcp = Tcp(sock, self.deadline)
-        self._connections.append(tcp)
-        return tcp
-
     def stream(self, startup: Startup | None = None) -> Stream:
-        return Stream.respond(self.tcp(), startup)
+        if isinstance(self._listener, RnicListener):
+            return self._started(self._carried(self._listener, startup))
+        return self.respond(self.tcp(), startup)
+
+    def next_stream(self, what: str, *, within_s: float | None = None) -> Stream:
+        """On a further connection. Raises `Deviation`."""
+        if isinstance(self._listener, RnicListener):
+            return self._in_time(self._carried(self._listener, None), what, within_s)
+        return self.respond(self.next_tcp(what, within_s=within_s))
+
+    def respond(self, tcp: Tcp, startup: Startup | None = None) -> Stream:
+        """A stream by hand on a connection of the initiator."""
+        return Stream.respond(tcp, startup or Startup(crc=self.setup.crc))
+
+    def reject(self) -> None:
+        """Over an RNIC: the initiator connects, and is turned away."""
+        listener = self._listener
+        if not isinstance(listener, RnicListener):
+            raise NotApplicable("an RNIC that rejects a connection")
+        self._started(lambda within_s: listener.reject(within_s) or None)
 
     def before_ack(self, startup: Startup | None = None) -> TargetSide:
         """A stream on which HELLO has come and HELLO_ACK is still to be sent."""
@@ -192,3 +197,47 @@ class InitiatorProbe(Probe):
         if self._outcome is None:
             raise NotApplicable("how its work went, an initiator says only where --run starts it")
         return self._outcome(self.deadline.left_s())
+
+    @property
+    def _socket(self) -> socket.socket:
+        if isinstance(self._listener, RnicListener):
+            raise NotApplicable(BELOW)
+        return self._listener
+
+    def _started(self, accept: Callable[[float], _Came | None]) -> _Came:
+        """What comes of the initiator's next connection, which it is started for if need be. Raises `Deviation`."""
+        what = "a connection of the initiator"
+        if self._start is None:
+            return self._in_time(accept, what, None)
+        self._start()
+        self._start = None
+        end_s = time.monotonic() + START_S
+        while (came := accept(LOOK_AGAIN_S)) is None:
+            if time.monotonic() >= end_s or not self._is_there():
+                raise Deviation(what, "no connection in time" if self._is_there() else "its end without one")
+        self.deadline.restart()
+        return came
+
+    def _in_time(self, accept: Callable[[float], _Came | None], what: str, within_s: float | None) -> _Came:
+        came = accept(self.deadline.left_s(within_s))
+        if came is None:
+            raise Deviation(what, "no connection in time")
+        return came
+
+    def _accept(self, within_s: float) -> Tcp | None:
+        self._socket.settimeout(within_s)
+        try:
+            sock, _ = self._socket.accept()
+        except TimeoutError:
+            return None
+        tcp = Tcp(sock, self.deadline)
+        self._connections.append(tcp)
+        return tcp
+
+    def _carried(self, listener: RnicListener, startup: Startup | None) -> Callable[[float], RnicStream | None]:
+        def accept(within_s: float) -> RnicStream | None:
+            stream = listener.accept(self.deadline, startup, within_s)
+            self._connections += [stream] if stream is not None else []
+            return stream
+
+        return accept

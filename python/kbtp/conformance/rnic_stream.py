@@ -11,15 +11,17 @@ from collections.abc import Callable, Iterator
 
 from kbtp.conformance.deviation import Deviation, NotApplicable, expect
 from kbtp.conformance.memory import Lent, Memory
+from kbtp.conformance.rnic_channel import RnicChannel
 from kbtp.conformance.startup import Startup
 from kbtp.conformance.stream import SEGMENT_PAYLOAD_BYTES, Code, Message, Stream
 from kbtp.conformance.tcp import Deadline, Tcp
 from kbtp.errors import ConnectionLost
+from kbtp.iwarp.mpa import EnhancedWord
 from kbtp.iwarp.rdmap import INVALIDATING, RdmapOpcode, ReadRequest
 from kbtp.types import TerminateCause
 from kbtp.verbs.api import (
     Access,
-    Channel,
+    ConnectRequest,
     Established,
     Event,
     FetchAdd,
@@ -87,20 +89,21 @@ class RnicMemory(Memory):
 
 
 class RnicStream(Stream):
-    """`connect` makes one. What only a stream by hand can do raises `NotApplicable`."""
+    """`connect` and `accept` make one. What only a stream by hand can do raises `NotApplicable`."""
 
     memory: RnicMemory
 
-    def __init__(self, rnic: Rnic, deadline: Deadline, startup: Startup) -> None:
+    def __init__(self, channel: RnicChannel, deadline: Deadline, startup: Startup, *, active: bool) -> None:
+        """Of the end that is `active` nobody else has the channel."""
         self._deadline = deadline
-        self.active = True
+        self.active = active
         self.messages: list[Message] = []
         self.on_send: Callable[[bytes], None] = lambda payload: None
-        self._rnic = rnic
+        self._rnic = rnic = channel.rnic
         self._pd = rnic.allocate_pd()
-        self._channel: Channel = rnic.open_channel()
+        self._channel = channel
         self._octets = bytearray(RECEIVES * RECEIVE_BYTES)
-        self._receives = rnic.register(self._octets, Access.NONE, pd=self._pd)
+        self._buffers = rnic.register(self._octets, Access.NONE, pd=self._pd)
         self._inbox: list[Message] = []
         self._done: dict[int, int] = {}
         self._reads: dict[int, tuple[int, bytearray, MemoryRegion]] = {}  # by the STag of the sink
@@ -115,14 +118,39 @@ class RnicStream(Stream):
     ) -> RnicStream:
         """A stream that the target has accepted. Raises `Deviation`, `NotApplicable` for what verbs cannot ask for."""
         startup = startup or Startup()
-        if startup.word is None or startup.word.rtr or startup.markers:
-            raise NotApplicable("how an RNIC starts a stream, nobody chooses")
-        stream = cls(rnic, deadline, startup)
+        stream = cls(RnicChannel(rnic), deadline, startup, active=True)
         try:
-            stream._connect(host, port, startup)
+            answer = stream._connect(host, port, startup)
+            if isinstance(answer, Rejected):
+                raise Deviation("an accepted stream", "a rejected one")
         except BaseException:
             stream.close()
             raise
+        stream.reply = Startup(private_data=answer.private_data).frame(reply=True)
+        return stream
+
+    @classmethod
+    def rejection(cls, rnic: Rnic, host: str, port: int, deadline: Deadline, startup: Startup) -> bytes:
+        """The private data with which the target rejects us. Raises as `connect`."""
+        stream = cls(RnicChannel(rnic), deadline, startup, active=True)
+        try:
+            answer = stream._connect(host, port, startup)
+        finally:
+            stream.close()
+        if not isinstance(answer, Rejected):
+            raise Deviation("a rejected stream", "an accepted one")
+        return answer.private_data
+
+    @classmethod
+    def accept(cls, channel: RnicChannel, request: ConnectRequest, deadline: Deadline, startup: Startup) -> RnicStream:
+        """Raises `NotApplicable` for what verbs cannot ask for."""
+        word = _check(startup)
+        stream = cls(channel, deadline, startup, active=False)
+        verbs = request.accept(
+            pd=stream._pd, private_data=startup.private_data, ird=word.ird, ord_=word.ord_, receives=stream._receives()
+        )
+        stream._use(verbs)
+        stream.request = Startup(private_data=request.private_data).frame(reply=False)
         return stream
 
     @property
@@ -133,21 +161,29 @@ class RnicStream(Stream):
     def deadline(self) -> Deadline:
         return self._deadline
 
-    def _connect(self, host: str, port: int, startup: Startup) -> None:
-        assert startup.word is not None
-        self._verbs = self._channel.connect(
-            host, port, pd=self._pd, private_data=startup.private_data, ird=startup.word.ird, ord_=startup.word.ord_,
-            timeout_s=self.deadline.left_s(), receives=[self._receive(slot) for slot in range(RECEIVES)],
+    def _connect(self, host: str, port: int, startup: Startup) -> Established | Rejected:
+        """Raises `Deviation` if there is no answer."""
+        word = _check(startup)
+        verbs = self._channel.verbs.connect(
+            host, port, pd=self._pd, private_data=startup.private_data, ird=word.ird, ord_=word.ord_,
+            timeout_s=self.deadline.left_s(), receives=self._receives(),
         )  # fmt: skip
-        self.memory = RnicMemory(self._rnic, self._pd, self._verbs)
-        if not self._wait(lambda: self._answer is not None, "an accepted stream"):
-            raise Deviation("an accepted stream", str(self._ended))
-        if not isinstance(self._answer, Established):
-            raise Deviation("an accepted stream", "a rejected one")
-        self.reply = Startup(private_data=self._answer.private_data).frame(reply=True)
+        self._use(verbs)
+        self._wait(lambda: self._answer is not None, "an answer to a connection")
+        if self._answer is None:
+            raise Deviation("an answer to a connection", str(self._ended))
+        return self._answer
+
+    def _use(self, verbs: VerbsStream) -> None:
+        self._verbs = verbs
+        self._channel.hand_events_of(verbs, self._take)
+        self.memory = RnicMemory(self._rnic, self._pd, verbs)
+
+    def _receives(self) -> list[Recv]:
+        return [self._receive(slot) for slot in range(RECEIVES)]
 
     def _receive(self, slot: int) -> Recv:
-        return Recv(slot, Sge(self._receives, slot * RECEIVE_BYTES, RECEIVE_BYTES))
+        return Recv(slot, Sge(self._buffers, slot * RECEIVE_BYTES, RECEIVE_BYTES))
 
     # --- what we send ---
 
@@ -213,7 +249,10 @@ class RnicStream(Stream):
         self.close()
 
     def close(self) -> None:
-        self._channel.close()
+        if self.active:
+            self._channel.close()
+        elif self._ended is None:
+            self._verbs.abort()
 
     def _wr_id(self) -> int:
         self._last_wr_id += 1
@@ -256,9 +295,13 @@ class RnicStream(Stream):
     # --- how it ends ---
 
     def expect_terminate(
-        self, *allowed: TerminateCause | Code, within_s: float | None = None, why: str = ""
+        self, *allowed: TerminateCause | Code, within_s: float | None = None, why: str = "", served: bool = True
     ) -> Message:
         """The peer ends the stream; what it says there is not seen, nor in the result. Raises `Deviation`."""
+        what = f"the end of the stream: {why or 'a fault of ours'}"
+        if not served:
+            self._wait(lambda: any(wr_id in self._done for wr_id, *_ in self._reads.values()), what, within_s)
+            expect(self._ended is not None, what, "an RDMA Read that is served")
         self.expect_end(why or "a fault of ours", within_s=within_s)
         return Message(RdmapOpcode.TERMINATE, b"", ())
 
@@ -309,8 +352,7 @@ class RnicStream(Stream):
         return True
 
     def _pump(self, timeout_s: float) -> None:
-        for event in self._channel.poll(timeout_s):
-            self._take(event)
+        self._channel.pump(timeout_s)
 
     def _take(self, event: Event) -> None:
         if isinstance(event, StreamEnded | Rejected):
@@ -335,3 +377,10 @@ class RnicStream(Stream):
             self._verbs.post_recv([self._receive(event.wr_id)])
         except ConnectionLost:
             return
+
+
+def _check(startup: Startup) -> EnhancedWord:
+    """Its depths. Raises `NotApplicable` for what verbs cannot ask for."""
+    if startup.word is None or startup.word.rtr or startup.markers:
+        raise NotApplicable("how an RNIC starts a stream, nobody chooses")
+    return startup.word

@@ -19,6 +19,7 @@ from kbtp.conformance.expectations import Expectations
 from kbtp.conformance.initiators import Initiator
 from kbtp.conformance.probe import InitiatorProbe, Probe, TargetProbe
 from kbtp.conformance.result import Outcome, Result
+from kbtp.conformance.rnic_listener import RnicListener
 from kbtp.conformance.rnic_stream import RnicStream
 from kbtp.conformance.rule import Level
 from kbtp.conformance.setup import NEEDS, Setup
@@ -155,11 +156,19 @@ class InitiatorRunner:
     """Cases against initiators: `initiators` are started by us and work side by side, each for one case at a time.
 
     Without one that can be started there is one place to listen at, `listen`, where an initiator connects by itself.
+    `rnic` carries our streams; else the peer by hand speaks iWARP over TCP.
     """
 
     def __init__(
-        self, setup: Setup, expectations: Expectations, initiators: Iterable[Initiator], listen: Address
+        self,
+        setup: Setup,
+        expectations: Expectations,
+        initiators: Iterable[Initiator],
+        listen: Address,
+        *,
+        rnic: Rnic | None = None,
     ) -> None:
+        self._rnic = rnic
         self._setup = setup
         self._expectations = expectations
         self._idle = [_Listening(initiator, listen) for initiator in initiators]
@@ -178,10 +187,10 @@ class InitiatorRunner:
         with self._places:
             place = self._idle.pop()
             try:
-                with _listener(place.address) as listener:
+                with self._listening(place.address) as (listener, url):
                     return run_case(
                         case,
-                        lambda _case, deadline: self._probe(place, listener, deadline),
+                        lambda _case, deadline: self._probe(place, listener, url, deadline),
                         self._expectations,
                         self._setup,
                     )
@@ -189,9 +198,21 @@ class InitiatorRunner:
                 place.initiator.end_of_case()
                 self._idle.append(place)
 
-    def _probe(self, place: _Listening, listener: socket.socket, deadline: Deadline) -> Probe:
-        host, port = listener.getsockname()[:2]
-        url = str(Address(host, port))
+    @contextmanager
+    def _listening(self, address: Address) -> Iterator[tuple[socket.socket | RnicListener, str]]:
+        """And the URL of the place."""
+        if self._rnic is None:
+            with _listener(address) as listener:
+                yield listener, str(Address(*listener.getsockname()[:2]))
+            return
+        with _told(address):
+            carried = RnicListener(self._rnic, address)
+        try:
+            yield carried, str(carried.address)
+        finally:
+            carried.end()
+
+    def _probe(self, place: _Listening, listener: socket.socket | RnicListener, url: str, deadline: Deadline) -> Probe:
         return InitiatorProbe(
             self._setup,
             deadline,
@@ -204,8 +225,14 @@ class InitiatorRunner:
 
 def _listener(address: Address) -> socket.socket:
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    try:
+    with _told(address):
         return socket.create_server((address.host, address.port), family=family, backlog=LISTEN_BACKLOG)
+
+
+@contextmanager
+def _told(address: Address) -> Iterator[None]:
+    try:
+        yield
     except (OSError, UnicodeError) as error:  # a name that IDNA cannot encode is a UnicodeError
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise ApiMisuse(

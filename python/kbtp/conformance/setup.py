@@ -15,6 +15,7 @@ NEEDS = {
     "infiniband": "streams are those of InfiniBand or RoCEv2 (draft 9.2)",
     "direct-load": "the target grants DIRECT_LOAD to whoever asks",
     "direct-alloc": "the target grants DIRECT_ALLOC to whoever asks",
+    "direct-loads": "the initiator loads directly where it may",
     "direct": "the initiator loads and allocates directly where it may",
     "markers": "the peer asks for markers",
     "no-crc": "the peer does not ask for CRCs",
@@ -62,4 +63,4 @@ class Setup:
     patience: float = 1.0
     hello_delay_s: float = 0.0
     crc: bool = True
-    """Ask a target for CRCs, where a case does not say how to start."""
+    """Ask a peer for CRCs, where a case does not say how to start."""

@@ -298,15 +298,16 @@ class Stream:
     # --- how it ends ---
 
     def expect_terminate(
-        self, *allowed: TerminateCause | Code, within_s: float | None = None, why: str = ""
+        self, *allowed: TerminateCause | Code, within_s: float | None = None, why: str = "", served: bool = True
     ) -> Message:
         """A Terminate with one of the codes, the likeliest first, then nothing but the end of the connection.
 
-        What the peer had sent before it is passed over. Raises `Deviation`.
+        What the peer had sent before it is passed over, unless no RDMA Read of ours may be `served`. Raises
+        `Deviation`.
         """
         codes = [code.value if isinstance(code, TerminateCause) else code for code in allowed]
         what = "a Terminate " + " or ".join(f"{a}/{b}/{c:02x}" for a, b, c in codes) + (f" ({why})" if why else "")
-        message = self._until_the_end(what, within_s)
+        message = self._until_the_end(what, within_s, served=served)
         if message is None:
             raise Deviation(what, "the end of the connection without a Terminate")
         info = message.terminate
@@ -335,9 +336,10 @@ class Stream:
             raise Deviation(f"silence on an open connection: {why}", saw)
         self.tcp.expect_silence(why, for_s=for_s)
 
-    def _until_the_end(self, what: str, within_s: float | None) -> Message | None:
+    def _until_the_end(self, what: str, within_s: float | None, *, served: bool = True) -> Message | None:
         """The Terminate, or None where the connection ends without one."""
         while (message := self.message(what, within_s=within_s)) is not None:
+            expect(served or message.opcode is not RdmapOpcode.READ_RESPONSE, what, "a Read Response")
             if message.opcode is RdmapOpcode.TERMINATE:
                 return message
         return None

@@ -78,7 +78,7 @@ def same_request_id_twice_in_a_row(probe: TargetProbe) -> None:
         expect(side.call(load).request_id == load.request_id, "the Request ID echoed", "another one")
 
 
-@GROUP.target("KC12", needs=("iwarp",))
+@GROUP.target("KC12")
 def completions_in_any_order(probe: TargetProbe) -> None:
     """Requests on several handles, with reads answered in turn, are each completed once."""
     side = probe.session()

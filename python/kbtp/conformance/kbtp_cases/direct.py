@@ -217,7 +217,8 @@ def stags_are_of_one_stream(probe: TargetProbe) -> None:
     for name, to in (("table_stag", first.ack.table_offset), ("pool_stag", first.ack.pool_base)):
         second = loading(probe)
         second.stream.request_read(getattr(first.ack, name), to, 16)
-        second.stream.expect_terminate(TerminateCause.RDMAP_STAG_NOT_ASSOCIATED, TerminateCause.RDMAP_INVALID_STAG)
+        codes = TerminateCause.RDMAP_STAG_NOT_ASSOCIATED, TerminateCause.RDMAP_INVALID_STAG
+        second.stream.expect_terminate(*codes, served=False)
     first.entry(first.side.handle(0))
 
 
@@ -236,7 +237,7 @@ def table_and_pool_end_where_they_say(probe: TargetProbe) -> None:
                 direct.stream.read(getattr(direct.ack, name), to, size)
             else:
                 direct.stream.request_read(getattr(direct.ack, name), to, size)
-                direct.stream.expect_terminate(TerminateCause.RDMAP_BASE_OR_BOUNDS)
+                direct.stream.expect_terminate(TerminateCause.RDMAP_BASE_OR_BOUNDS, served=False)
 
 
 @GROUP.target("KX8", needs=("direct-load",))
@@ -449,7 +450,7 @@ def each_stag_has_its_one_right(probe: TargetProbe) -> None:
     for what, attempt, codes in attempts:
         direct = allocating(probe, quota=1)
         attempt(direct)
-        direct.stream.expect_terminate(*codes, why=what)
+        direct.stream.expect_terminate(*codes, why=what, served=False)
 
 
 def first_block(direct: DirectSide) -> int:

@@ -14,7 +14,6 @@ from kbtp.conformance.direct_target import (
     Step,
 )
 from kbtp.conformance.probe import InitiatorProbe
-from kbtp.conformance.stream import Stream
 from kbtp.conformance.target_side import Request
 from kbtp.limits import BLOCK_OFFSET_EMPTY
 from kbtp.types import EntryFlag, Status
@@ -23,13 +22,14 @@ from kbtp.wire import AllocStore, Bind, Load
 GROUP = Group("initiator-direct")
 
 NEEDS = ("direct", "one-by-one")
+LOAD_NEEDS = ("direct-loads", "one-by-one")
 GOOD = int(EntryFlag.VALID | EntryFlag.SEALED)
 PAUSE_S = 0.25  # more than the 100 ms that a direct load may take
 AGAIN_MAX = 50  # reads of one entry by an initiator whose tries are bounded
 
 
 def direct(probe: InitiatorProbe, **options: int) -> DirectTarget:
-    return DirectTarget(Stream.respond(probe.tcp()), probe.key, **options).open()
+    return DirectTarget(probe.respond(probe.tcp()), probe.key, **options).open()
 
 
 def succeed(probe: InitiatorProbe, target: DirectTarget) -> None:
@@ -43,6 +43,14 @@ def succeed(probe: InitiatorProbe, target: DirectTarget) -> None:
 def loading(came: Step | Request) -> bool:
     """The initiator begins a direct load."""
     return isinstance(came, Step) and came.what == "entry"
+
+
+def first_bound(target: DirectTarget) -> Request:
+    """What the initiator's first block was bound by, directly or not; it is served."""
+    bound = target.run_until("a BIND or an ALLOC_STORE", lambda came: isinstance(came, Bind | AllocStore))
+    assert not isinstance(bound, Step)
+    target.serve_one(bound)
+    return bound
 
 
 @GROUP.initiator("KNX1", "KNX6", "KNX12", needs=NEEDS)
@@ -61,7 +69,7 @@ def whole_workload(probe: InitiatorProbe) -> None:
     expect(probe.work_succeeded(), "that all of its work succeeds", "that some did not")
 
 
-@GROUP.initiator("KNX1", needs=NEEDS)
+@GROUP.initiator("KNX1", needs=LOAD_NEEDS)
 def one_read_after_the_other(probe: InitiatorProbe) -> None:
     """The block is not read before the entry has come, nor the entry again before the block has come."""
     target = direct(probe)
@@ -124,14 +132,14 @@ def _change(name: str) -> None:
 
     run.__name__ = f"entry_changes_under_way_{name}"
     run.__doc__ = f"A block whose entry is another one after it was read is not taken: {name.replace('-', ' ')}."
-    GROUP.initiator("KNX2", needs=NEEDS)(run)
+    GROUP.initiator("KNX2", needs=LOAD_NEEDS)(run)
 
 
 for _name in CHANGES:
     _change(_name)
 
 
-@GROUP.initiator("KNX2", needs=NEEDS)
+@GROUP.initiator("KNX2", needs=LOAD_NEEDS)
 def block_changes_with_its_generation(probe: InitiatorProbe) -> None:
     """Octets that were read while the block was freed and used anew never come out as those that were stored."""
     target = direct(probe)
@@ -153,13 +161,11 @@ def block_changes_with_its_generation(probe: InitiatorProbe) -> None:
     succeed(probe, target)
 
 
-@GROUP.initiator("KNX15", needs=NEEDS)
+@GROUP.initiator("KNX15", needs=LOAD_NEEDS)
 def two_torn_reads_that_agree(probe: InitiatorProbe) -> None:
     """An entry that shows another block's Block Offset twice, and then its own, gives nobody that block's octets."""
     target = direct(probe)
-    target.run_until("a BIND", lambda came: isinstance(came, Bind))
-    bind = target.requests[-1]
-    target.serve_one(bind)
+    bind = first_bound(target)
     flags, generation, length, offset = target.entry(bind.handle)
     target.put_entry(bind.handle, flags, generation, length, offset + BLOCK_BYTES)
     reads = 0
@@ -196,9 +202,7 @@ def _bad_entry(name: str) -> None:
 
     def run(probe: InitiatorProbe) -> None:
         target = direct(probe)
-        target.run_until("a BIND", lambda came: isinstance(came, Bind))
-        bind = target.requests[-1]
-        target.serve_one(bind)
+        bind = first_bound(target)
         flags, generation, length, offset = target.entry(bind.handle)
         bad_flags, bad_length, bad_offset = BAD_ENTRIES[name]
         target.put_entry(bind.handle, bad_flags, generation, bad_length, bad_offset)
@@ -214,14 +218,14 @@ def _bad_entry(name: str) -> None:
 
     run.__name__ = f"bad_entry_{name}"
     run.__doc__ = f"Before the block is read its entry is looked at: {name.replace('-', ' ')}."
-    GROUP.initiator("KNX3", needs=NEEDS)(run)
+    GROUP.initiator("KNX3", needs=LOAD_NEEDS)(run)
 
 
 for _name in BAD_ENTRIES:
     _bad_entry(_name)
 
 
-@GROUP.initiator("KNX4", needs=NEEDS)
+@GROUP.initiator("KNX4", needs=LOAD_NEEDS)
 def entry_that_never_rests(probe: InitiatorProbe) -> None:
     """An entry that is another one each time it is read is given up, and LOAD used."""
     target = direct(probe)
@@ -245,7 +249,7 @@ def entry_that_never_rests(probe: InitiatorProbe) -> None:
     succeed(probe, target)
 
 
-@GROUP.initiator("KNX5", needs=NEEDS)
+@GROUP.initiator("KNX5", needs=LOAD_NEEDS)
 def too_long_between_the_entry_reads(probe: InitiatorProbe) -> None:
     """More than 100 ms between the two reads of the entry: what was read is discarded, since Generations repeat."""
     target = direct(probe)
@@ -371,7 +375,7 @@ def no_grant_no_direct_mode(probe: InitiatorProbe) -> None:
 @GROUP.initiator("KNX14", needs=NEEDS)
 def no_ticket_beyond_the_quota(probe: InitiatorProbe) -> None:
     """With two blocks bound and a quota of two no third ticket is taken: the workload has three blocks."""
-    target = DirectTarget(Stream.respond(probe.tcp()), probe.key)
+    target = DirectTarget(probe.respond(probe.tcp()), probe.key)
     target.open(allocation_quota=2)
     tickets = 0
 

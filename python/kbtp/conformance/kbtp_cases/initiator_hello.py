@@ -11,7 +11,6 @@ from kbtp.conformance.deviation import Deviation, expect
 from kbtp.conformance.kbtp_cases.hello import SKIPPABLE_OPTION, UNKNOWN_OPTION, option
 from kbtp.conformance.probe import InitiatorProbe
 from kbtp.conformance.startup import Startup, connection_data, receive_frame
-from kbtp.conformance.stream import Stream
 from kbtp.conformance.target_side import TargetSide
 from kbtp.iwarp.rdmap import RdmapOpcode
 from kbtp.types import HelloAckFlag, Status
@@ -45,7 +44,7 @@ def connection_data_is_there(probe: InitiatorProbe) -> None:
 @GROUP.initiator("KNC2")
 def client_server_model(probe: InitiatorProbe) -> None:
     """RFC 6581 is used with A=0, or an RTR is sent before HELLO."""
-    stream = Stream.respond(probe.tcp())
+    stream = probe.stream()
     word = stream.request.word
     message = stream.message("the first message")
     expect(message is not None, "a first message", "the end of the connection")
@@ -58,7 +57,8 @@ def client_server_model(probe: InitiatorProbe) -> None:
 @GROUP.initiator("KNC3")
 def more_private_data_is_ignored(probe: InitiatorProbe) -> None:
     """Octets behind the connection data of the Reply are ignored."""
-    side = TargetSide(Stream.respond(probe.tcp(), Startup(private_data=connection_data() + bytes(60))), probe.key)
+    startup = Startup(crc=probe.setup.crc, private_data=connection_data() + bytes(60))
+    side = TargetSide(probe.stream(startup), probe.key)
     side.open().request()
 
 
@@ -66,9 +66,13 @@ def more_private_data_is_ignored(probe: InitiatorProbe) -> None:
 def reply_without_connection_data(probe: InitiatorProbe) -> None:
     """A Reply of something that is not KBTP, or of another version, gets no HELLO."""
     good = connection_data()
+    startup = Startup(private_data=good[:4] + b"\x02" + good[5:])
+    if not probe.by_hand:
+        probe.stream(startup).expect_close("another version of the connection data")
+        return
     tcp = probe.tcp()
     receive_frame(tcp, reply=False)
-    tcp.send(Startup(private_data=good[:4] + b"\x02" + good[5:]).frame(reply=True).pack())
+    tcp.send(startup.frame(reply=True).pack())
     octets = tcp.expect_close("another version of the connection data")
     expect(b"\x01\x01\x00\x00" not in octets or len(octets) < 64, "no HELLO", octets.hex())
 
@@ -100,8 +104,7 @@ def nothing_before_the_ack(probe: InitiatorProbe) -> None:
 def tries_again_without_an_ack(probe: InitiatorProbe) -> None:
     """An initiator that gets no HELLO_ACK tries again on a new connection, with a fresh nonce."""
     first = probe.before_ack()
-    tcp = probe.next_tcp("a second connection (profile 3)")
-    second = TargetSide(Stream.respond(tcp), probe.key)
+    second = TargetSide(probe.next_stream("a second connection (profile 3)"), probe.key)
     second.open().request()
     nonces = {ConnectionData.parse(one.stream.request.private_data).nonce for one in (first, second)}
     expect(len(nonces) == 2, "a fresh nonce for each connection (profile 4)", "the same one twice")
@@ -239,6 +242,11 @@ def second_ack(probe: InitiatorProbe) -> None:
 @GROUP.initiator("KNC5")
 def rejected_connection(probe: InitiatorProbe) -> None:
     """After R=1 no FPDU comes, and both sides close."""
+    if not probe.by_hand:
+        probe.reject()
+        probe.refuse_further()
+        expect(not probe.work_succeeded(), "an error: the connection was rejected", "that all of its work succeeds")
+        return
     tcp = probe.tcp()
     request = receive_frame(tcp, reply=False)
     revision, word = request.frame.revision, request.frame.word

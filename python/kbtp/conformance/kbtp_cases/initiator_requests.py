@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kbtp.conformance.case import Group
@@ -408,7 +409,8 @@ def invalidating_something_else(probe: InitiatorProbe) -> None:
 @GROUP.initiator("KNR21")
 def no_read_depth(probe: InitiatorProbe) -> None:
     """A target whose ORD is 0 never reads: a store without INLINE is then a request that it must refuse."""
-    side = TargetSide(probe.stream(Startup.of_depth(16, 0)), probe.key).open()
+    startup = replace(Startup.of_depth(16, 0), crc=probe.setup.crc)
+    side = TargetSide(probe.stream(startup), probe.key).open()
     store = side.serve_until(is_not_inline)
     side.complete(store, Status.UNSUPPORTED, generation=0)
     side.goes_on()
