@@ -242,6 +242,7 @@ class _Single:
 
     def __init__(self, commands: Sequence[Command]) -> None:
         self.commands: list[Command] = []
+        self._asked_for_all = [command[0] == "MSETNX" for command in commands]
         self._places: list[tuple[int, bool]] = []
         for place, command in enumerate(commands):
             if command[0] in _ALONE_IN_CLUSTER:
@@ -256,12 +257,16 @@ class _Single:
                 replies[place] = answer
             elif isinstance(answer, list):
                 replies[place] = [*(replies[place] or []), *answer]
+            elif self._asked_for_all[place]:
+                replies[place] = bool(answer) if replies[place] is None else replies[place] and bool(answer)
             else:
                 replies[place] = (replies[place] or 0) + answer
 
 
 def _by_slot(command: Command) -> list[Command]:
     """What is on the keys of many names, once for each: no two of them need be on one node. Empty if it is on one."""
+    if command[0] == "MSETNX":
+        return [("SET", *command[at : at + 2], "NX") for at in range(1, len(command), 2)]
     if command[0] == "DEL" and len(command) > 2:
         return [("DEL", key) for key in command[1:]]
     if command[0] != "EVAL" or command[2] <= 2:

@@ -77,6 +77,8 @@ class Wire:
             except _NOT_YET as why:
                 if time.perf_counter() >= until_s:
                     self._wait(why, select.POLLIN)
+                else:
+                    os.sched_yield()  # to the index, if it is to run here
         if not octets:
             raise valkey.ConnectionError("the server has closed the connection")
         self._reader.feed(octets)
