@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from kbtp.cache.get import get_many
-from kbtp.cache.index import Index, ask, open_index
+from kbtp.cache.index import Asking, Index, is_at_once, open_index
 from kbtp.cache.links import Links
 from kbtp.cache.lookups import clear, contains_many, delete_many, pin_many, unpin_many
 from kbtp.cache.outcomes import Counters, Item, Outcome, ended, valid
@@ -199,13 +199,16 @@ class Cache:
         return self._index.perform(step)
 
     def _beside(self, step: Beside) -> tuple[Any, Any]:
-        asked = ask(self._index, step.index)
+        asking = Asking(self._index, step.index)
         try:
-            reply = self._links.perform(step.target)
+            if not is_at_once(self._index):
+                asking.begin()
+            reply = self._links.load(step.target, asking.begin_meanwhile)
+            asking.begin_meanwhile()
         except BaseException:
-            asked.forget()
+            asking.forget()
             raise
         try:
-            return asked.answer(), reply
+            return asking.answer(), reply
         except IndexUnavailable as unavailable:
             return unavailable, reply

@@ -97,6 +97,10 @@ class _Guard:
         self._lock = threading.Lock()
         self._why = ""
 
+    @property
+    def is_content(self) -> bool:
+        return not self._why
+
     def check(self) -> None:
         if not self._why:
             return
@@ -138,6 +142,9 @@ class ValkeyIndex:
         reply = self.in_time(self._opened.timeout_s, partial(self._perform_in_cluster, step))
         self._guard.worked()
         return Answered(reply)
+
+    def is_at_once(self) -> bool:
+        return self._wires is not None and self._wires.has_idle and self._guard.is_content
 
     def close(self) -> None:
         if self._wires is not None:

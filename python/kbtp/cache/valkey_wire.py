@@ -116,6 +116,10 @@ class Wires:
         except IndexError:
             return Wire(self._pool.get_connection("MGET"))
 
+    @property
+    def has_idle(self) -> bool:
+        return bool(self._idle) and self._pid == os.getpid()
+
     def give_back(self, wire: Wire) -> None:
         """All that it was asked is answered."""
         self._idle.append(wire)
