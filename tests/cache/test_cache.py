@@ -127,13 +127,13 @@ def test_the_first_put_of_a_key_wins(open_cache: OpenCache, target: WatchedServe
 def steps_of(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the index and the targets are asked for from now on."""
     done: list[str] = []
-    for at in (cache._index, cache._links):
+    for at, name in ((cache._index, "perform"), (cache._links, "perform"), (cache._links, "load")):
 
-        def perform(step: Step, perform: Callable[..., object] = at.perform) -> object:
+        def perform(step: Step, *meanwhile: object, perform: Callable[..., object] = getattr(at, name)) -> object:
             done.append(type(step).__name__)
-            return perform(step)
+            return perform(step, *meanwhile)
 
-        monkeypatch.setattr(at, "perform", perform)
+        monkeypatch.setattr(at, name, perform)
     return done
 
 

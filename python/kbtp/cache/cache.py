@@ -16,7 +16,7 @@ from kbtp.cache.outcomes import Counters, Item, Outcome, ended, valid
 from kbtp.cache.put import put_many
 from kbtp.cache.requests import checked_s, gets_of, named_of, puts_of
 from kbtp.cache.settings import CacheSettings
-from kbtp.cache.steps import TARGET_STEPS, Beside, IndexUnavailable, ListTargets, Plan, Step
+from kbtp.cache.steps import TARGET_STEPS, Beside, IndexUnavailable, ListTargets, Load, Plan, Step
 from kbtp.rnic import open_rnic
 from kbtp.verbs.api import Rnic
 from kbtp.verbs.buffers import buffer_of
@@ -192,6 +192,8 @@ class Cache:
     def _perform(self, step: Step) -> Any:
         if isinstance(step, Beside):
             return self._beside(step)
+        if isinstance(step, Load):
+            return self._links.load(step)
         if isinstance(step, TARGET_STEPS):
             return self._links.perform(step)
         if isinstance(step, ListTargets) and self._settings.targets is not None:
