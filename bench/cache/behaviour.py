@@ -154,11 +154,11 @@ class _Counted:
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._counted, name)
-        return partial(self._told, call) if name in ("ask", "perform") else call
+        return partial(self._told, call) if name in ("ask", "load", "perform") else call
 
-    def _told(self, call: Callable[[Step], Any], step: Step) -> Any:
+    def _told(self, call: Callable[..., Any], step: Step, *meanwhile: Callable[[], None]) -> Any:
         self._done.append(step)
-        return call(step)
+        return call(step, *meanwhile)
 
 
 def round_trips() -> Requirement:

@@ -218,6 +218,8 @@ class Requester:
         buffers: Sequence[object] | None,
         checksums: bool,
         timeout_s: float,
+        meanwhile: Callable[[], None] | None = None,
+        /,
     ) -> Taken | int: ...
     def run_one(
         self,

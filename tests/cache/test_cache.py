@@ -6,6 +6,7 @@ import math
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -127,13 +128,13 @@ def test_the_first_put_of_a_key_wins(open_cache: OpenCache, target: WatchedServe
 def steps_of(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the index and the targets are asked for from now on."""
     done: list[str] = []
-    for at in (cache._index, cache._links):
 
-        def perform(step: Step, perform: Callable[..., object] = at.perform) -> object:
-            done.append(type(step).__name__)
-            return perform(step)
+    def told(call: Callable[..., object], step: Step, *meanwhile: object) -> object:
+        done.append(type(step).__name__)
+        return call(step, *meanwhile)
 
-        monkeypatch.setattr(at, "perform", perform)
+    for at, name in ((cache._index, "perform"), (cache._links, "perform"), (cache._links, "load")):
+        monkeypatch.setattr(at, name, partial(told, getattr(at, name)))
     return done
 
 

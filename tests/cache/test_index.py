@@ -230,6 +230,25 @@ def test_what_is_claimed_is_published_and_mail_and_life_come_with_it(perform: Pe
     assert perform(Lookup([A, B])).records == [b"1", b"2"]
 
 
+@pytest.mark.parametrize("there", [[], [A], [B], [A, B]], ids=len)
+def test_what_is_claimed_at_once_is_the_first_where_nothing_was(perform: Perform, there: list[bytes]) -> None:
+    perform(Publish([(name, b"there") for name in there]))
+    claimed: Claimed = perform(Claim([(A, b"1"), (B, b"2"), (C, b"3")], OWNER))
+    assert claimed.firsts == [A not in there, B not in there, True]
+    assert perform(Lookup([A, B, C])).records == [
+        b"there" if A in there else b"1",
+        b"there" if B in there else b"2",
+        b"3",
+    ]
+    assert perform(Claim([(A, b"1"), (B, b"2"), (C, b"3")], OWNER)).firsts == claimed.firsts
+
+
+def test_of_two_claims_of_one_name_the_first_is_there(perform: Perform) -> None:
+    claimed: Claimed = perform(Claim([(A, b"1"), (B, b"2"), (A, b"other")], OWNER))
+    assert claimed.firsts == [True, True, False]
+    assert perform(Lookup([A, B])).records == [b"1", b"2"]
+
+
 def test_nothing_is_asked_for(perform: Perform) -> None:
     assert perform(Publish([])) == perform(Remove([])) == perform(Discard([])) == perform(Pin([], b"holder", 1)) == []
     assert perform(Lookup([])).records == []

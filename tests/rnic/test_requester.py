@@ -299,6 +299,21 @@ def test_run_waits_for_the_answers(session: Session) -> None:
     thread.join()
 
 
+def test_what_is_done_meanwhile_is_done_once_the_requests_have_left(session: Session) -> None:
+    session.pair.net.sides.remove(session.pair.client)
+    ran = session.requester.run(
+        FREE, 0, ANY, [1, 2], None, False, 10.0, lambda: [session.answer(one) for one in session.requests(2)] and None
+    )
+    assert isinstance(ran, tuple)
+    assert np.frombuffer(ran[0], RECORD)["handle"].tolist() == [1, 2]
+
+
+def test_what_is_raised_meanwhile_ends_a_wait(session: Session) -> None:
+    with pytest.raises(KeyError, match="meanwhile"):
+        session.requester.run(FREE, 0, ANY, [1], None, False, 10.0, lambda: {}["meanwhile"])
+    assert [request.handle for request in session.requests(1)] == [1]
+
+
 def test_run_that_is_not_done_in_time_gives_the_number_of_its_batch(session: Session) -> None:
     batch = session.requester.run(FREE, 0, ANY, [1], None, False, 0.01)
     assert isinstance(batch, int)

@@ -9,14 +9,14 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from kbtp.cache.get import get_many
-from kbtp.cache.index import Index, ask, open_index
+from kbtp.cache.index import Asking, Index, is_at_once, open_index
 from kbtp.cache.links import Links
 from kbtp.cache.lookups import clear, contains_many, delete_many, pin_many, unpin_many
 from kbtp.cache.outcomes import Counters, Item, Outcome, ended, valid
 from kbtp.cache.put import put_many
 from kbtp.cache.requests import checked_s, gets_of, named_of, puts_of
 from kbtp.cache.settings import CacheSettings
-from kbtp.cache.steps import TARGET_STEPS, Beside, IndexUnavailable, ListTargets, Plan, Step
+from kbtp.cache.steps import TARGET_STEPS, Beside, IndexUnavailable, ListTargets, Load, Plan, Step
 from kbtp.rnic import open_rnic
 from kbtp.verbs.api import Rnic
 from kbtp.verbs.buffers import buffer_of
@@ -192,6 +192,8 @@ class Cache:
     def _perform(self, step: Step) -> Any:
         if isinstance(step, Beside):
             return self._beside(step)
+        if isinstance(step, Load):
+            return self._links.load(step)
         if isinstance(step, TARGET_STEPS):
             return self._links.perform(step)
         if isinstance(step, ListTargets) and self._settings.targets is not None:
@@ -199,13 +201,16 @@ class Cache:
         return self._index.perform(step)
 
     def _beside(self, step: Beside) -> tuple[Any, Any]:
-        asked = ask(self._index, step.index)
+        asking = Asking(self._index, step.index)
         try:
-            reply = self._links.perform(step.target)
+            if not is_at_once(self._index):
+                asking.begin()
+            reply = self._links.load(step.target, asking.begin_meanwhile)
+            asking.begin_meanwhile()
         except BaseException:
-            asked.forget()
+            asking.forget()
             raise
         try:
-            return asked.answer(), reply
+            return asking.answer(), reply
         except IndexUnavailable as unavailable:
             return unavailable, reply

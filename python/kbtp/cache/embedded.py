@@ -36,8 +36,8 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 # What `kbtp.cache.commands` needs and nothing else, on the keys it uses and no others.
 _COMMANDS = (
-    "get mget set getdel del exists eval scan zadd zrem zcount zrange pexpireat expire rpush ltrim lpop hset hdel"
-    " hgetall hvals sadd srem smembers time ping hello client|setinfo client|setname"
+    "get mget set msetnx getdel del exists eval scan zadd zrem zcount zrange pexpireat expire rpush ltrim lpop hset"
+    " hdel hgetall hvals sadd srem smembers time ping hello client|setinfo client|setname"
 )
 
 

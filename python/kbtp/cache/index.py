@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from kbtp.address import SCHEME, Address
-from kbtp.cache.steps import IndexStep
+from kbtp.cache.steps import IndexStep, IndexUnavailable
 from kbtp.errors import ApiMisuse
 
 EMBEDDED_PORT_OFFSET = 1
@@ -49,6 +49,44 @@ def ask(index: Index, step: IndexStep) -> Asked:
     """As `Index.perform`, but for the wait where `index` can do without. Raises `IndexUnavailable`."""
     asking: Callable[[IndexStep], Asked] | None = getattr(index, "ask", None)
     return Answered(index.perform(step)) if asking is None else asking(step)
+
+
+def is_at_once(index: Index) -> bool:
+    """Whether to ask is not to wait: there is a connection, and it worked last time."""
+    at_once: Callable[[], bool] | None = getattr(index, "is_at_once", None)
+    return at_once is not None and at_once()
+
+
+class Asking:
+    """A step that is asked for once, at the latest when there is nothing else to do."""
+
+    def __init__(self, index: Index, step: IndexStep) -> None:
+        self._index = index
+        self._step = step
+        self._asked: Asked | None = None
+        self._why: IndexUnavailable | None = None
+
+    def begin(self) -> None:
+        """Raises `IndexUnavailable`."""
+        self._asked = ask(self._index, self._step)
+
+    def begin_meanwhile(self) -> None:
+        """As `begin`, if it has not begun; `answer` raises instead."""
+        if self._asked is None and self._why is None:
+            try:
+                self.begin()
+            except IndexUnavailable as unavailable:
+                self._why = unavailable
+
+    def answer(self) -> Any:
+        """As `Asked.answer`."""
+        if self._asked is None:
+            raise self._why or IndexUnavailable("it was not asked")
+        return self._asked.answer()
+
+    def forget(self) -> None:
+        if self._asked is not None:
+            self._asked.forget()
 
 
 class AsyncIndex(Protocol):

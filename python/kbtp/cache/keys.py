@@ -25,13 +25,16 @@ class Names:
             raise ApiMisuse(f"namespace of {len(octets)} octets: at most {NAMESPACE_MAX_BYTES}")
         self.namespace = octets
         self.fingerprint = hashlib.blake2b(octets, digest_size=_FINGERPRINT_BYTES).hexdigest().encode()
+        self._head = self.fingerprint + b":{"
         # The length before it: no namespace and key run together as another pair does.
         self._hash = hashlib.blake2b(len(octets).to_bytes(4, "big") + octets, digest_size=_DIGEST_BYTES)
 
     def of(self, key: object) -> bytes:
         """Raises `ApiMisuse` for what is no key: not octets, none, or too many."""
         if type(key) is bytes and 1 <= len(key) <= CACHE_KEY_MAX_BYTES:
-            return self._of(key)
+            hashed = self._hash.copy()
+            hashed.update(key)
+            return self._head + binascii.b2a_base64(hashed.digest(), newline=False) + b"}"
         try:
             octets = memoryview(key).cast("B")  # type: ignore[arg-type]
         except TypeError:
@@ -40,9 +43,4 @@ class Names:
             raise ApiMisuse(f"a key is octets (bytes); a {type(key).__name__} cannot be had: {error}") from None
         if not 1 <= octets.nbytes <= CACHE_KEY_MAX_BYTES:
             raise ApiMisuse(f"key of {octets.nbytes} octets: 1 to {CACHE_KEY_MAX_BYTES} are possible")
-        return self._of(octets)
-
-    def _of(self, octets: bytes | memoryview) -> bytes:
-        hashed = self._hash.copy()
-        hashed.update(octets)
-        return self.fingerprint + b":{" + binascii.b2a_base64(hashed.digest(), newline=False) + b"}"
+        return self.of(octets.tobytes())

@@ -125,13 +125,20 @@ class Links:
                     sessions = [one and self._session(at) for at, one in zip(step.targets, sessions, strict=True)]
                 return {target.incarnation: one for target, one in zip(step.targets, sessions, strict=True)}
             case Load():
-                return self._each(step.jobs, lambda _, job: self._load(job, step.checksums))
+                return self.load(step)
             case TakeChecksums():
                 return checksums(step.values)
             case AllocStore():
                 return self._alloc_store(step)
             case Free():
                 return self._each(step.jobs, lambda inc, job: self._in_session(inc, job[0], Client.free_many, job[1]))
+
+    def load(self, step: Load, meanwhile: Callable[[], None] | None = None) -> dict[int, Results | None]:
+        """`meanwhile` is called while it is on its way if it is a batch of one target; else perhaps never."""
+        if len(step.jobs) == 1:
+            [(incarnation, job)] = step.jobs.items()
+            return {incarnation: self._load(job, step.checksums, meanwhile)}
+        return self._each(step.jobs, lambda _, job: self._load(job, step.checksums))
 
     def listed(self) -> list[Announcement]:
         """The targets that the settings name, those of them that answer."""
@@ -160,12 +167,13 @@ class Links:
         client = self._with(link, target)
         return link.session if client is not None else None
 
-    def _load(self, job: LoadJob, with_checksums: bool) -> Results | None:
+    def _load(self, job: LoadJob, with_checksums: bool, meanwhile: Callable[[], None] | None = None) -> Results | None:
         link = self._link(job.target.url)
         client = self._with(link, job.target)
         if client is None:
             return None
-        return self._run(link, client, partial(client.load_many, job.refs, job.into, checksums=with_checksums))
+        load = partial(client.load_many, job.refs, job.into, checksums=with_checksums, meanwhile=meanwhile)
+        return self._run(link, client, load)
 
     def _alloc_store(self, step: AllocStore) -> dict[int, Results | None]:
         store = partial(Client.alloc_store_many, checksums=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
+from types import MappingProxyType
+from typing import Any
 
+from kbtp.cache.announcement import Announcement
 from kbtp.cache.checksum import BlockChecksums
 from kbtp.cache.outcomes import NO_SPACE, UNAVAILABLE, Item, Outcome
 from kbtp.cache.placement import placement
@@ -20,30 +23,38 @@ from kbtp.initiator.operations import Result
 from kbtp.limits import CACHE_CLAIM_MAX_BYTES, CACHE_RECORD_MAX_BLOCKS
 from kbtp.types import BlockRef, Status
 
+_NONE: Mapping[Share, Any] = MappingProxyType({})
 
-@dataclass(slots=True, eq=False)
+
 class Put:
-    """One value to store. `item` is None until it is known how it ends."""
+    """One value to store. `item` is None until it is known how it ends.
 
-    name: bytes
-    view: memoryview
-    item: Item | None = None
-    owner: bytes = b""
-    """Of the value that is there already."""
-    shares: list[Share] = field(default_factory=list)
-    sessions: dict[Share, int] = field(default_factory=dict)
-    """The number of the session in which there are blocks for it."""
-    refs: dict[Share, tuple[BlockRef, ...]] = field(default_factory=dict)
-    """The blocks of each copy that is whole."""
-    checksum: int | None = None
-    """CRC32c of the octets that were sent, or of `view`."""
-    record: bytes = b""
-    said: Record | None = None
-    """What `record` says."""
+    What it has in common with others of its batch they share: it is replaced, and never changed.
+    """
+
+    __slots__ = ("checksum", "item", "name", "owner", "record", "refs", "said", "sessions", "shares", "view")
+
+    def __init__(self, name: bytes, view: memoryview, item: Item | None = None) -> None:
+        self.name = name
+        self.view = view
+        self.item = item
+        self.owner = b""
+        """Of the value that is there already."""
+        self.shares: Sequence[Share] = ()
+        self.sessions: Mapping[Share, int] = _NONE
+        """The number of the session in which there are blocks for it."""
+        self.refs: Mapping[Share, tuple[BlockRef, ...]] = _NONE
+        """The blocks of each copy that is whole."""
+        self.checksum: int | None = None
+        """CRC32c of the octets that were sent, or of `view`."""
+        self.record = b""
+        self.said: Record | None = None
+        """What `record` says."""
+
+    def stored_in_vain(self) -> None:
+        self.__init__(self.name, self.view)  # type: ignore[misc]
 
     def pieces(self, block_bytes: int) -> list[memoryview]:
-        if len(self.view) <= block_bytes:
-            return [self.view] if self.view else []
         return [self.view[at : at + block_bytes] for at in range(0, len(self.view), block_bytes)]
 
 
@@ -74,44 +85,72 @@ def put_many(state: State, puts: Sequence[Put], options: PutOptions, now_s: floa
 def _count(state: State, puts: Sequence[Put]) -> None:
     outcomes = [put.item.outcome for put in puts if put.item is not None]
     counters = state.counters
-    counters.stored += outcomes.count(Outcome.STORED)
-    counters.present += outcomes.count(Outcome.PRESENT)
-    counters.no_space += outcomes.count(Outcome.NO_SPACE)
-    counters.unavailable += outcomes.count(Outcome.UNAVAILABLE)
-    counters.bytes_stored += sum(len(p.view) for p in puts if p.item is not None and p.item.outcome is Outcome.STORED)
+    stored = outcomes.count(Outcome.STORED)
+    counters.stored += stored
+    if stored < len(outcomes):
+        counters.present += outcomes.count(Outcome.PRESENT)
+        counters.no_space += outcomes.count(Outcome.NO_SPACE)
+        counters.unavailable += outcomes.count(Outcome.UNAVAILABLE)
+    counters.bytes_stored += sum([len(p.view) for p in puts if p.item is not None and p.item.outcome is Outcome.STORED])
 
 
 # --- without looking first -----------------------------------------------------------------------
 
 
+class _Place:
+    """Where values go that are placed alike, and how many blocks of each target they need."""
+
+    __slots__ = ("block_bytes", "blocks", "sessions", "shares")
+
+    def __init__(self, shares: Sequence[Share]) -> None:
+        self.shares = shares
+        self.sessions = {share: share.number for share in shares}
+        self.block_bytes = shares[0].block_bytes
+        self.blocks = 0
+
+
+def _place(state: State, targets: Sequence[Announcement], copies: int) -> _Place | None:
+    """That of values that belong on the first of `targets`; None if they cannot all be stored there at once."""
+    shares = [share for one in targets[:copies] if (share := state.shares.get(one.incarnation)) and share.settled]
+    if len({share.block_bytes for share in shares}) != 1 or len(shares) < min(copies, len(targets)):
+        return None
+    return _Place(shares)
+
+
 def _is_reserved(state: State, puts: Sequence[Put], options: PutOptions, now_s: float) -> bool:
     """Reserve blocks for all of `puts` if they are likely to be new and there is room already."""
-    octets = sum(len(put.view) for put in puts)
+    octets = sum([len(put.view) for put in puts])
     if not puts or octets > CACHE_CLAIM_MAX_BYTES or not state.may_claim([put.name for put in puts], now_s):
         return False
     targets = [target for target in state.targets.values() if not target.draining]
-    wanted: dict[Share, int] = {}
-    known: dict[tuple[int, ...], list[Share]] = {}
-    placed: list[list[Share]] = []
+    places: dict[tuple[int, ...], _Place] = {}
+    placed: list[_Place] = []
+    place = None
     for put in puts:
-        chosen = tuple([one.incarnation for one in placement(put.name, targets)[: options.copies]])
-        shares = known.get(chosen)
-        if shares is None:
-            shares = known[chosen] = [share for one in chosen if (share := state.shares.get(one)) and share.settled]
-            if len({share.block_bytes for share in shares}) != 1 or len(shares) < len(chosen):
-                return False
-        placed.append(shares)
-        blocks = _blocks(put, shares[0])
+        if place is None or len(targets) > 1:
+            order = placement(put.name, targets)
+            key = tuple([target.incarnation for target in order[: options.copies]])
+            place = places.get(key)
+            if place is None:
+                place = _place(state, order, options.copies)
+                if place is None:
+                    return False
+                places[key] = place
+        blocks = -(-len(put.view) // place.block_bytes)
         if not 0 < blocks < CACHE_RECORD_MAX_BLOCKS:
             return False
-        for share in shares:
-            wanted[share] = wanted.get(share, 0) + blocks
+        place.blocks += blocks
+        placed.append(place)
+    wanted: dict[Share, int] = {}
+    for place in places.values():
+        for share in place.shares:
+            wanted[share] = wanted.get(share, 0) + place.blocks
     if any(blocks > share.room_blocks for share, blocks in wanted.items()):
         return False
     for share, blocks in wanted.items():
         share.reserve(blocks)
-    for put, shares in zip(puts, placed, strict=True):
-        put.shares, put.sessions = shares, {share: share.number for share in shares}
+    for put, place in zip(puts, placed, strict=True):
+        put.shares, put.sessions = place.shares, place.sessions
     return True
 
 
@@ -122,11 +161,10 @@ def _claim(state: State, puts: Sequence[Put], options: PutOptions, now_s: float)
     if stored:
         yield from _publish(state, stored, options, now_s, claim=True)
     for put in puts:
-        if put.item is not None and put.item.outcome in (Outcome.STORED, Outcome.INVALID):
+        if put.item is not None and (put.item.outcome is Outcome.STORED or put.item.outcome is Outcome.INVALID):
             continue
         state.looked_before_put(False)
-        put.item, put.checksum, put.record, put.said = None, None, b"", None
-        put.shares, put.sessions, put.refs = [], {}, {}
+        put.stored_in_vain()
     if state.must_announce:
         yield from announce_again(state, now_s)
 
@@ -211,11 +249,11 @@ def _reserve(state: State, puts: Sequence[Put], present: Collection[bytes], now_
         blocks = sum(_blocks(put, share) for put in fitting)
         if fitting and (yield from make_room(state, share, blocks, now_s, present)):
             for put in fitting:
-                put.sessions[share] = share.number
+                put.sessions = {**put.sessions, share: share.number}
             continue
         for put in fitting:  # not all at once: then as many as can be
             if len(fitting) > 1 and (yield from make_room(state, share, _blocks(put, share), now_s, present)):
-                put.sessions[share] = share.number
+                put.sessions = {**put.sessions, share: share.number}
     for put in puts:
         if put.shares and not put.sessions:
             put.item = NO_SPACE if any(share.settled for share in put.shares) else UNAVAILABLE
@@ -230,13 +268,10 @@ def _store(state: State, puts: Sequence[Put]) -> Plan[None]:
     jobs: dict[Share, list[Put]] = {}
     for put in puts:
         for share, number in put.sessions.items():
-            if share.is_in(number):  # else a new session has begun meanwhile, and has counted without these
+            if share.number == number:  # else a new session has begun meanwhile, and has counted without these
                 jobs.setdefault(share, []).append(put)
     reply: dict[int, Results | None] = yield AllocStore(
-        {
-            share.incarnation: (share.number, [piece for put in going for piece in put.pieces(share.block_bytes)])
-            for share, going in jobs.items()
-        }
+        {share.incarnation: (share.number, _pieces(going, share.block_bytes)) for share, going in jobs.items()}
     )
     why: dict[Put, Item] = {}
     for share, going in jobs.items():
@@ -244,13 +279,13 @@ def _store(state: State, puts: Sequence[Put]) -> Plan[None]:
         if results is None:
             state.counters.target_failures += 1
             continue  # what was bound of it is found when the next session begins
-        at = 0
+        at, block_bytes = 0, share.block_bytes
         refs = results.refs if results.ok else None
         blocks = BlockChecksums(results)
         for put in going:
-            end = at + _blocks(put, share)
+            end = at - (-len(put.view) // block_bytes)
             if refs is not None:
-                put.refs[share] = tuple(refs[at:end])
+                put.refs = {**put.refs, share: tuple(refs[at:end])} if put.refs else {share: tuple(refs[at:end])}
             elif (item := _look_at(put, share, results[at:end])) is not None:
                 why[put] = item
             if put.checksum is None and share in put.refs:
@@ -266,12 +301,19 @@ def _store(state: State, puts: Sequence[Put]) -> Plan[None]:
         raise
 
 
+def _pieces(puts: Sequence[Put], block_bytes: int) -> list[memoryview]:
+    views = [put.view for put in puts]
+    if max(map(len, views)) <= block_bytes and all(views):
+        return views
+    return [piece for put in puts for piece in put.pieces(block_bytes)]
+
+
 def _look_at(put: Put, share: Share, results: Sequence[Result]) -> Item | None:
     """The blocks of a copy that is whole; else they are orphans, and why it is not, if that is known."""
     number = put.sessions[share]
     refs = tuple(result.ref for result in results if result.ok)
     if len(refs) == len(results):
-        put.refs[share] = refs
+        put.refs = {**put.refs, share: refs}
         return None
     share.give_up(refs, number)
     # What was refused, or never sent; of what was lost with the session nothing is known.
@@ -292,11 +334,12 @@ def _publish(
             taken = yield TakeChecksums([[put.view] for put in unknown])
             for put, checksum in zip(unknown, taken, strict=True):
                 put.checksum = checksum
+        owner = state.owner
         for put in puts:
             assert put.checksum is not None
             copies = tuple([Copy(share.incarnation, refs) for share, refs in put.refs.items()])
             block_bytes = put.shares[0].block_bytes if put.shares else 1
-            put.said = Record(state.owner, len(put.view), put.checksum, block_bytes, copies)
+            put.said = Record(owner, len(put.view), put.checksum, block_bytes, copies)
             put.record = put.said.pack()
         ttl_ms = None if options.ttl_s is None else max(1, round(options.ttl_s * 1000))
         entries = [(put.name, put.record) for put in puts]
@@ -311,25 +354,35 @@ def _publish(
         state.unsure += [(put.name, put.record) for put in puts if put.record]
         _give_up(puts)  # published or not: without its blocks the record is stale, and so a miss
         raise
-    expires_at_s = None if options.ttl_s is None else now_s + options.ttl_s
+    yield from _saw_published(state, puts, won, None if options.ttl_s is None else now_s + options.ttl_s)
+
+
+def _saw_published(state: State, puts: Sequence[Put], won: Sequence[bool], expires_at_s: float | None) -> Plan[None]:
+    """Hold those of `puts` that `won` says were the first, give up the blocks of the others."""
     lost: list[Put] = []
+    stored: list[Put] = []
+    items: dict[int, Item] = {}
     for put, first in zip(puts, won, strict=True):
         if not first:
             put.item = Item(Outcome.PRESENT, 0)
             _give_up([put])
-        elif all(share.is_in(put.sessions[share]) for share in put.refs):
-            put.item = Item(Outcome.STORED, len(put.view))
+            continue
+        for share in put.refs:
+            if share.number != put.sessions[share]:
+                lost.append(put)  # a new session has begun meanwhile, and frees what was not published before
+                put.item = UNAVAILABLE
+                _give_up([put])
+                break
         else:
-            lost.append(put)  # a new session has begun meanwhile, and frees what was not published before
-            put.item = UNAVAILABLE
-            _give_up([put])
-    for put in reversed(puts):  # the end of a prefix goes first
-        if put.item is not None and put.item.outcome is Outcome.STORED:
-            for share, refs in put.refs.items():
-                share.drop(put.name)  # what was there before has lost its record, else this one had not been first
-                share.hold(put.name, Held(put.record, refs, expires_at_s))
-            if put.said is not None:
-                state.remembered.keep(put.name, put.record, put.said)
+            length_bytes = len(put.view)
+            put.item = items.get(length_bytes) or items.setdefault(length_bytes, Item(Outcome.STORED, length_bytes))
+            stored.append(put)
+    keep = state.remembered.keep
+    for put in reversed(stored):  # the end of a prefix goes first
+        for share, refs in put.refs.items():
+            share.hold(put.name, Held(put.record, refs, expires_at_s))
+        if put.said is not None:
+            keep(put.name, put.record, put.said)
     state.unsure += [(put.name, put.record) for put in lost]
     yield from remove_unsure(state)
     yield from free_orphans(state)

@@ -23,8 +23,8 @@ _VERSION = 1
 _HEAD = struct.Struct(f">BB{INITIATOR_ID_BYTES}sQII")
 _INCARNATION = struct.Struct(">Q")
 _BLOCK = struct.Struct(">QH")
-_SMALL = struct.Struct(">QQH")
-"""A copy of one block."""
+_SMALL = struct.Struct(f"{_HEAD.format}QQH")
+"""A record with one copy of one block."""
 
 
 class BadRecord(ValueError):
@@ -54,6 +54,11 @@ class Record(NamedTuple):
 
     def pack(self) -> bytes:
         owner, length_bytes, checksum, block_bytes, copies = self
+        if len(copies) == 1 and len(copies[0].refs) == 1:  # as most are
+            incarnation, (ref,) = copies[0]
+            return _SMALL.pack(
+                _VERSION, 1, owner, length_bytes, checksum, block_bytes, incarnation, ref.handle, ref.generation
+            )
         parts = [_HEAD.pack(_VERSION, len(copies), owner, length_bytes, checksum, block_bytes)]
         for incarnation, refs in copies:
             parts.append(_INCARNATION.pack(incarnation))
@@ -75,7 +80,7 @@ class Record(NamedTuple):
         if len(octets) != _HEAD.size + copy_count * copy_bytes or bool(copy_count) != bool(lengths):
             raise BadRecord(f"record of {len(octets)} octets for {copy_count} copies of {len(lengths)} blocks")
         if copy_count == len(lengths) == 1:  # as most are
-            incarnation, handle, generation = _SMALL.unpack_from(octets, _HEAD.size)
+            incarnation, handle, generation = _SMALL.unpack(octets)[6:]
             copy = Copy(incarnation, (BlockRef(handle, generation, length_bytes),))
             return cls(owner, length_bytes, checksum, block_bytes, (copy,))
         copies = []

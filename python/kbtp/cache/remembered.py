@@ -23,8 +23,12 @@ class Remembered:
 
     def keep(self, name: bytes, octets: bytes, record: Record) -> None:
         """It was there just now."""
-        self.forget(name)
-        blocks = 1 + len(record.copies) * record.block_count
+        known = self._records.pop(name, None)
+        if known is not None and known[0] == octets:
+            self._records[name] = known
+            return
+        blocks = 1 + sum([len(copy.refs) for copy in record.copies])
+        self._blocks -= 0 if known is None else known[2]
         if blocks > self._most_blocks:
             return
         self._records[name] = octets, record, blocks

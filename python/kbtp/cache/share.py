@@ -32,6 +32,8 @@ class Share:
         self.url = url
         self.block_bytes = block_bytes
         self.session: Session | None = None
+        self.number = 0
+        """That of the session; 0 before the first."""
         self.settled = False
         """What was left behind before this session is dealt with; nothing is stored in it until then."""
         self.settling = False
@@ -69,7 +71,7 @@ class Share:
         """A session began. Nothing of an identity that was not resumed is left (profile 3)."""
         if self.session is not None and session.number <= self.session.number:
             return  # what a plan was told before another one had its turn may be late
-        self.session = session
+        self.session, self.number = session, session.number
         self.settled = False
         if not session.resumed:
             for name in list(self._held):
@@ -77,10 +79,6 @@ class Share:
             self.orphans.clear()
             self.used_blocks = 0
             self.adopted = True
-
-    @property
-    def number(self) -> int:
-        return self.session.number if self.session else 0
 
     def is_in(self, number: int) -> bool:
         """Whether the session of that number is still the one there is: a later one frees what it does not know."""
@@ -110,7 +108,10 @@ class Share:
     # --- values --------------------------------------------------------------------------------
 
     def hold(self, name: bytes, held: Held) -> None:
-        """A value has been published, or adopted; its blocks are counted as used already."""
+        """A value has been published, or adopted; its blocks are counted as used already. What was held under that
+        name has lost its record, else this one would not have been the first."""
+        if name in self._held:
+            self.drop(name)
         self._held[name] = held
         self._policy.add(name)
         if held.expires_at_s is not None:

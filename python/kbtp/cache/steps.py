@@ -225,8 +225,8 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A step of the index, and one of targets while it is on its way: the replies of both. Instead of the index's there
-    may be the `IndexUnavailable`; where it is raised, the targets have not been asked."""
+    """A step of the index and one of targets, both on their way at once: the replies of both. Instead of the index's
+    there may be the `IndexUnavailable`; where it is raised, the targets have not been asked."""
 
     index: Lookup
     target: Load

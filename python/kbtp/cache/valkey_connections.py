@@ -123,7 +123,7 @@ class _Timely:
     def read_response(self, *arguments: Any, **options: Any) -> Any:
         until_s = time.perf_counter() + SPIN_S
         while not self.can_read(0) and time.perf_counter() < until_s:  # type: ignore[attr-defined]
-            pass
+            os.sched_yield()  # to the index, if it is to run here
         try:
             response = super().read_response(*arguments, **options)  # type: ignore[misc]
         except valkey.ResponseError:  # an answer too

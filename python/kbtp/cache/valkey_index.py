@@ -97,6 +97,10 @@ class _Guard:
         self._lock = threading.Lock()
         self._why = ""
 
+    @property
+    def is_content(self) -> bool:
+        return not self._why
+
     def check(self) -> None:
         if not self._why:
             return
@@ -138,6 +142,9 @@ class ValkeyIndex:
         reply = self.in_time(self._opened.timeout_s, partial(self._perform_in_cluster, step))
         self._guard.worked()
         return Answered(reply)
+
+    def is_at_once(self) -> bool:
+        return self._wires is not None and self._wires.has_idle and self._guard.is_content
 
     def close(self) -> None:
         if self._wires is not None:
@@ -242,6 +249,7 @@ class _Single:
 
     def __init__(self, commands: Sequence[Command]) -> None:
         self.commands: list[Command] = []
+        self._asked_for_all = [command[0] == "MSETNX" for command in commands]
         self._places: list[tuple[int, bool]] = []
         for place, command in enumerate(commands):
             if command[0] in _ALONE_IN_CLUSTER:
@@ -256,12 +264,16 @@ class _Single:
                 replies[place] = answer
             elif isinstance(answer, list):
                 replies[place] = [*(replies[place] or []), *answer]
+            elif self._asked_for_all[place]:
+                replies[place] = bool(answer) if replies[place] is None else replies[place] and bool(answer)
             else:
                 replies[place] = (replies[place] or 0) + answer
 
 
 def _by_slot(command: Command) -> list[Command]:
     """What is on the keys of many names, once for each: no two of them need be on one node. Empty if it is on one."""
+    if command[0] == "MSETNX":
+        return [("SET", *command[at : at + 2], "NX") for at in range(1, len(command), 2)]
     if command[0] == "DEL" and len(command) > 2:
         return [("DEL", key) for key in command[1:]]
     if command[0] != "EVAL" or command[2] <= 2:

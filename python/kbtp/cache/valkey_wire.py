@@ -77,6 +77,8 @@ class Wire:
             except _NOT_YET as why:
                 if time.perf_counter() >= until_s:
                     self._wait(why, select.POLLIN)
+                else:
+                    os.sched_yield()  # to the index, if it is to run here
         if not octets:
             raise valkey.ConnectionError("the server has closed the connection")
         self._reader.feed(octets)
@@ -113,6 +115,10 @@ class Wires:
             return self._idle.pop()
         except IndexError:
             return Wire(self._pool.get_connection("MGET"))
+
+    @property
+    def has_idle(self) -> bool:
+        return bool(self._idle) and self._pid == os.getpid()
 
     def give_back(self, wire: Wire) -> None:
         """All that it was asked is answered."""

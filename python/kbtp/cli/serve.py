@@ -36,7 +36,6 @@ else:
 
 _DEFAULTS = TargetConfig()
 _SECTION = "serve"
-PROCESSORS_TO_SPIN_BESIDE_AN_INDEX = 3  # a client's, the target's and the index's
 
 
 def _load_file(ctx: click.Context, _param: click.Parameter, value: Path | None) -> None:
@@ -160,7 +159,7 @@ def serve(
     )
     _check_memory(config)
     try:
-        rnic = open_rnic(rnic_name, spin_us=_spin_us(spin_us, index))
+        rnic = open_rnic(rnic_name, spin_us=spin_us)
     except OSError as error:
         raise click.UsageError(f"cannot open the RNIC {rnic_name}: {error}") from None
     try:
@@ -213,12 +212,6 @@ def _pool_blocks(pool_size: int | None, pool_blocks: int | None, block_size: int
     if not 0 < block_size <= pool_size:
         raise ApiMisuse(f"a pool of {pool_size} octets holds no block of {block_size}")
     return pool_size // block_size
-
-
-def _spin_us(spin_us: int, index: str) -> int:
-    """On few processors nobody who was not told to looks for more where the index needs one too."""
-    crowded = index == EMBEDDED and len(os.sched_getaffinity(0)) < PROCESSORS_TO_SPIN_BESIDE_AN_INDEX
-    return 0 if crowded and _rank("spin_us") < 0 else spin_us
 
 
 def _rank(parameter: str) -> int:

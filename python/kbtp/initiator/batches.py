@@ -145,6 +145,8 @@ class Batch:
     """In a direct mode (LOAD and ALLOC_STORE only)."""
     checksums: bool = False
     """Its results shall have those that are known."""
+    meanwhile: Callable[[], None] | None = field(default=None, repr=False)
+    """Called by who waits for it, once it is submitted."""
     results: Results | None = None
     when_done: Callable[[], None] | None = field(default=None, repr=False)
 
@@ -179,9 +181,11 @@ def load_batch(
     allow_unsealed: bool,
     direct: bool = False,
     checksums: bool = False,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Batch:
     _equally_many(blocks=blocks, into=into)
-    return Batch(Opcode.LOAD, loading(allow_unsealed), blocks, into, direct=direct, checksums=checksums)
+    flags = loading(allow_unsealed)
+    return Batch(Opcode.LOAD, flags, blocks, into, direct=direct, checksums=checksums, meanwhile=meanwhile)
 
 
 def store_batch(blocks: Sequence[BlockRef | Handle], data: Sequence[object], seal: bool) -> Batch:

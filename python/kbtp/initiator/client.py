@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from kbtp import limits
@@ -127,6 +127,7 @@ class Client(SessionView):
         allow_unsealed: bool = False,
         mode: Mode = "request",
         checksums: bool = False,
+        meanwhile: Callable[[], None] | None = None,
         timeout_s: float | None = None,
     ) -> Results:
         """LOAD each of `blocks` into the buffer at its place in `into`; one `Result` an item, in order.
@@ -136,10 +137,11 @@ class Client(SessionView):
         granted. A load into memory that an
         earlier one of the batch, or one still outstanding, goes to is refused: both would be told SUCCESS.
 
-        With `checksums`, `Results.checksums` has the CRC32c of what was moved where the RNIC knows it.
+        With `checksums`, `Results.checksums` has the CRC32c of what was moved where the RNIC knows it. `meanwhile` is
+        called once the requests are on their way, with the session locked: what it raises ends the session.
         """
         direct = self._is_direct(mode, Feature.DIRECT_LOAD)
-        return self._many(load_batch(blocks, into, allow_unsealed, direct, checksums), timeout_s)
+        return self._many(load_batch(blocks, into, allow_unsealed, direct, checksums, meanwhile), timeout_s)
 
     def store_many(
         self,

@@ -339,6 +339,8 @@ class Connection:
                 self.end(deadline_exceeded(self.address, limit_s))
         else:
             self.submit(batch, now())
+            if batch.meanwhile is not None:
+                batch.meanwhile()
             deadline_s = now() + limit_s
             while batch.results is None:
                 left_s = deadline_s - now()

@@ -57,7 +57,14 @@ class RnicCarrier:
     def run(self, batch: Batch, timeout_s: float) -> bool:
         """Submit a batch and wait for it; False if it is not done in time: it gets its `results` from `fail` then."""
         ran = self._requester.run(
-            batch.opcode, batch.flags, batch.generation, batch.blocks, batch.buffers, batch.checksums, timeout_s
+            batch.opcode,
+            batch.flags,
+            batch.generation,
+            batch.blocks,
+            batch.buffers,
+            batch.checksums,
+            timeout_s,
+            batch.meanwhile,
         )
         if isinstance(ran, int):
             self._batches[ran] = batch

@@ -125,11 +125,13 @@ class Requester(Protocol):
         buffers: Sequence[object] | None,
         checksums: bool,
         timeout_s: float,
+        meanwhile: Callable[[], None] | None = None,
         /,
     ) -> Taken | int:
-        """Submit a batch and wait until it is done; its number if it is not in time.
+        """Submit a batch and wait until it is done; its number if it is not in time. `meanwhile` is called before the
+        wait, and takes no time from it.
 
-        Raises as `submit`, and what the handler of a signal raises: the batch is still under way then.
+        Raises as `submit`, and what `meanwhile` or the handler of a signal raises: the batch is still under way then.
         """
         ...
 

@@ -137,7 +137,8 @@ impl Requester {
         self.submit_all(py, &batch, true)
     }
 
-    /// Submit a batch and wait until it is done.
+    /// Submit a batch and wait until it is done; `meanwhile` is called once all of it is submitted.
+    #[pyo3(signature = (opcode, flags, generation, blocks, buffers, checksums, timeout_s, meanwhile = None, /))]
     #[allow(clippy::too_many_arguments, reason = "those of submit, and a time")]
     fn run<'py>(
         &self,
@@ -149,9 +150,10 @@ impl Requester {
         buffers: Option<&Bound<'py, PyAny>>,
         checksums: bool,
         timeout_s: f64,
+        meanwhile: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Ran<Taken<'py>>> {
         let batch = Batch::new(how_of(opcode, flags, checksums)?, generation, blocks, buffers)?;
-        let (number, outcomes) = self.submit_and_wait(py, &batch, timeout_s)?;
+        let (number, outcomes) = self.submit_and_wait(py, &batch, timeout_s, meanwhile)?;
         Ok(match outcomes {
             Some(outcomes) => Ran::Done(taken(py, &outcomes)),
             None => Ran::NotDone(number),
@@ -171,7 +173,7 @@ impl Requester {
         timeout_s: f64,
     ) -> PyResult<Ran<(Record, Option<String>)>> {
         let batch = Batch::of_one(how_of(opcode, flags, false)?, generation, block, buffer)?;
-        let (number, outcomes) = self.submit_and_wait(py, &batch, timeout_s)?;
+        let (number, outcomes) = self.submit_and_wait(py, &batch, timeout_s, None)?;
         let Some(outcome) = outcomes.and_then(|outcomes| outcomes.into_iter().next()) else {
             return Ok(Ran::NotDone(number));
         };
@@ -273,10 +275,14 @@ impl Requester {
         py: Python<'_>,
         batch: &Batch<'_>,
         timeout_s: f64,
+        meanwhile: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<(u64, Option<Vec<Outcome>>)> {
         let timeout = duration(timeout_s);
-        let begin = Instant::now();
         let number = self.submit_all(py, batch, false)?;
+        if let Some(meanwhile) = meanwhile {
+            meanwhile.call0()?;
+        }
+        let begin = Instant::now(); // what is done meanwhile takes no time from the batch
         loop {
             let left = timeout.saturating_sub(begin.elapsed());
             let waited = py

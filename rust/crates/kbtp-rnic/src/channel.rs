@@ -178,6 +178,9 @@ impl Channel {
                 None => return Ok(()),
                 Some(next) => (due, now) = next,
             }
+            if spins {
+                std::thread::yield_now();
+            }
         }
     }
 

@@ -188,9 +188,10 @@ fn run(poller: &Poller, channel: &Weak<ChannelShared>, spin: Duration) {
             return;
         }
         let Some(channel) = channel.upgrade() else { return };
+        let mut was_busy = false;
         let next = channel.with(|core| {
             core.turn(&ready);
-            let was_busy = ready.any() || (spins_until.is_some() && core.probe());
+            was_busy = ready.any() || (spins_until.is_some() && core.probe());
             let until = if was_busy {
                 core.now.checked_add(spin)
             } else {
@@ -200,5 +201,9 @@ fn run(poller: &Poller, channel: &Weak<ChannelShared>, spin: Duration) {
         });
         let Some(next) = next else { return };
         (due, spins_until) = next;
+        if spins_until.is_some() && !was_busy {
+            // Whoever else has work on this processor, such as an index, does it now and not at the end of our slice.
+            thread::yield_now();
+        }
     }
 }

@@ -137,7 +137,7 @@ impl Requester {
                 return Ok(Waited::TimedOut);
             }
             if now < spin_until {
-                std::hint::spin_loop();
+                std::thread::yield_now(); // to whom we may be waiting for
                 continue;
             }
             let Some(poller) = channel.poller() else {
