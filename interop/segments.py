@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 
 from interop.checks import RNICS, Check, CheckFailed
 from interop.guest.machine import Guest
-from interop.kbtp_in_guest import OPERATIONS_S, PYTHON_IN_GUEST, START_S
+from interop.kbtp_in_guest import NEW_PYTHON_IN_GUEST, OPERATIONS_S, PYTHON_IN_GUEST, START_S
 from interop.odd_lengths import BLOCK_BYTES
 from kbtp.limits import DEFAULT_PORT
 
@@ -21,7 +21,7 @@ SESSIONS = 50
 
 OVER_SIW = "rdma_core:siw1"
 SIW_ADDRESS, PEER_ADDRESS = "10.7.0.1", "10.7.0.2"
-IN_PEER = "ip netns exec peer"
+PYTHON_IN_PEER = f"ip netns exec peer {NEW_PYTHON_IN_GUEST}"
 
 SET_UP = f"""
 set -e
@@ -33,7 +33,7 @@ ip link set veth0 up
 ip -n peer addr add {PEER_ADDRESS}/24 dev veth1
 ip -n peer link set veth1 up
 {PYTHON_IN_GUEST} -m interop.offloads veth0
-{IN_PEER} {PYTHON_IN_GUEST} -m interop.offloads veth1
+{PYTHON_IN_PEER} -m interop.offloads veth1
 rdma link add siw1 type siw netdev veth0
 """
 
@@ -52,41 +52,41 @@ def checks() -> list[Check]:
 
 
 def _target_on_siw(guest: Guest) -> None:
-    with _own_network(guest), _target(guest, "", SIW_ADDRESS, DEFAULT_PORT, OVER_SIW) as url:
-        _sessions(guest, IN_PEER, [url], RNICS)
+    with _own_network(guest), _target(guest, PYTHON_IN_GUEST, SIW_ADDRESS, DEFAULT_PORT, OVER_SIW) as url:
+        _sessions(guest, PYTHON_IN_PEER, [url], RNICS)
 
 
 def _initiator_on_siw(guest: Guest) -> None:
     with _own_network(guest), ExitStack() as stack:
         urls = [
-            stack.enter_context(_target(guest, IN_PEER, PEER_ADDRESS, DEFAULT_PORT + number, rnic))
+            stack.enter_context(_target(guest, PYTHON_IN_PEER, PEER_ADDRESS, DEFAULT_PORT + number, rnic))
             for number, rnic in enumerate(RNICS)
         ]
-        _sessions(guest, "", urls, [OVER_SIW])
+        _sessions(guest, PYTHON_IN_GUEST, urls, [OVER_SIW])
 
 
 @contextmanager
 def _own_network(guest: Guest) -> Iterator[None]:
-    _run(guest, SET_UP, START_S)
     try:
+        _run(guest, SET_UP, START_S)
         yield
     finally:
         guest.run(TEAR_DOWN)
 
 
 @contextmanager
-def _target(guest: Guest, where: str, host: str, port: int, rnic: str) -> Iterator[str]:
+def _target(guest: Guest, python: str, host: str, port: int, rnic: str) -> Iterator[str]:
     pool = f"--block-size {BLOCK_BYTES} --pool-blocks 64 --direct load"
-    serve = f"exec {where} {PYTHON_IN_GUEST} -m kbtp serve --host {host} --port {port} --rnic {rnic} {pool}"
+    serve = f"exec {python} -m kbtp serve --host {host} --port {port} --rnic {rnic} {pool}"
     with guest.start(serve) as call:
         url = f"kbtp://{host}:{port}"
         call.await_line(url, START_S)
         yield url
 
 
-def _sessions(guest: Guest, where: str, urls: list[str], rnics: list[str] | tuple[str, ...]) -> None:
+def _sessions(guest: Guest, python: str, urls: list[str], rnics: list[str] | tuple[str, ...]) -> None:
     over = " ".join(f"--rnic {rnic}" for rnic in rnics)
-    program = f"{where} {PYTHON_IN_GUEST} -m interop.odd_lengths {' '.join(urls)} {over} --count {SESSIONS}"
+    program = f"{python} -m interop.odd_lengths {' '.join(urls)} {over} --count {SESSIONS}"
     _run(guest, program, START_S + OPERATIONS_S)
 
 
