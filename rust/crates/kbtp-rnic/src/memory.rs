@@ -643,52 +643,11 @@ pub(crate) fn send_parts<'a>(
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
-    use std::net::{TcpListener, TcpStream};
-    use std::os::fd::AsFd;
-
     use super::*;
     use kbtp_proto::blocks::Words;
-    use socket2::Socket;
 
     fn span(region: RegionId, offset: u64, len: u32) -> Span {
         Span { region, offset, len }
-    }
-
-    /// TCP segments with octets that came in on `sock`; `tcpi_data_segs_in` of Linux's tcp_info.
-    fn segments_received(sock: &TcpStream) -> u32 {
-        let mut info = [0_u32; 64];
-        let mut length = size_of_val(&info) as libc::socklen_t;
-        // SAFETY: `info` takes as many octets as `length` says, and any octets make a u32.
-        let status = unsafe {
-            let into = info.as_mut_ptr().cast();
-            libc::getsockopt(
-                sock.as_raw_fd(),
-                libc::IPPROTO_TCP,
-                libc::TCP_INFO,
-                into,
-                &raw mut length,
-            )
-        };
-        assert!(status == 0 && length as usize > 39 * size_of::<u32>());
-        info[38]
-    }
-
-    #[test]
-    fn what_ends_a_segment_is_not_joined_by_what_is_sent_behind_it() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let ours = Socket::from(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
-        let mut theirs = listener.accept().unwrap().0;
-        // Nothing leaves meanwhile, as when the peer's window is closed.
-        ours.set_tcp_cork(true).unwrap();
-        for octets in [&b"head"[..], b"and pad", b"behind"] {
-            let part = [Part::Own(octets)].into_iter();
-            let sent = send_parts(ours.as_fd(), &Memories::default(), part, true).unwrap();
-            assert_eq!(sent, octets.len());
-        }
-        ours.set_tcp_cork(false).unwrap();
-        theirs.read_exact(&mut [0; 17]).unwrap();
-        assert_eq!(segments_received(&theirs), 3);
     }
 
     #[test]
@@ -823,5 +782,52 @@ mod tests {
         // SAFETY: nothing is made of it.
         let null = unsafe { Buffer::from_raw_parts(0, 8, true, Box::new(())) };
         assert!(matches!(null, Err(Error::ApiMisuse(_))));
+    }
+}
+
+/// Apart from those that run in Miri, which has no sockets.
+#[cfg(test)]
+mod socket_tests {
+    use std::io::Read;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use socket2::Socket;
+
+    /// TCP segments with octets that came in on `sock`; `tcpi_data_segs_in` of Linux's tcp_info.
+    fn segments_received(sock: &TcpStream) -> u32 {
+        let mut info = [0_u32; 64];
+        let mut length = size_of_val(&info) as libc::socklen_t;
+        // SAFETY: `info` takes as many octets as `length` says, and any octets make a u32.
+        let status = unsafe {
+            let into = info.as_mut_ptr().cast();
+            libc::getsockopt(
+                sock.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_INFO,
+                into,
+                &raw mut length,
+            )
+        };
+        assert!(status == 0 && length as usize > 39 * size_of::<u32>());
+        info[38]
+    }
+
+    #[test]
+    fn what_ends_a_segment_is_not_joined_by_what_is_sent_behind_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let ours = Socket::from(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+        let mut theirs = listener.accept().unwrap().0;
+        // Nothing leaves meanwhile, as when the peer's window is closed.
+        ours.set_tcp_cork(true).unwrap();
+        for octets in [&b"head"[..], b"and pad", b"behind"] {
+            let part = [Part::Own(octets)].into_iter();
+            let sent = send_parts(ours.as_fd(), &Memories::default(), part, true).unwrap();
+            assert_eq!(sent, octets.len());
+        }
+        ours.set_tcp_cork(false).unwrap();
+        theirs.read_exact(&mut [0; 17]).unwrap();
+        assert_eq!(segments_received(&theirs), 3);
     }
 }
