@@ -24,8 +24,8 @@ from kbtp.iwarp.rdmap import (
 )
 from kbtp.keys import Key
 from kbtp.limits import BLOCK_OFFSET_EMPTY, COUNTER_BYTES, ENTRY_BYTES, SLOT_BYTES
-from kbtp.types import EntryFlag, Feature, RequestFlag
-from kbtp.wire import AllocStore, Bind
+from kbtp.types import EntryFlag, Feature, RequestFlag, Status
+from kbtp.wire import AllocStore, Bind, Completion
 
 BLOCKS = 8
 OWN_BLOCKS = 8
@@ -228,9 +228,14 @@ class DirectTarget(TargetSide):
     def serve_one(self, request: Request) -> None:
         if isinstance(request, Bind):
             self._bind(request)
-            return
-        super().serve_one(request)
-        self.mirror(request.handle)
+        else:
+            super().serve_one(request)
+
+    def complete(self, request: Request, status: Status = Status.SUCCESS, **fields: Any) -> Completion:
+        """Whoever has the completion may read what it says."""
+        if request.handle in self.table:
+            self.mirror(request.handle)
+        return super().complete(request, status, **fields)
 
     def _bind(self, request: Bind) -> None:
         sequence, _, block_offset = self.slot(request.ticket)
@@ -246,7 +251,6 @@ class DirectTarget(TargetSide):
         entry.octets = bytes(self.pool.octets[start : start + request.data_length])
         entry.generation, entry.bound, entry.sealed = entry.generation + 1, True, bool(request.flags & RequestFlag.SEAL)
         self.blocks[request.handle] = block_offset
-        self.mirror(request.handle)
         length = request.data_length
         self.complete(request, generation=entry.generation, data_length=length, block_offset=block_offset)
 
