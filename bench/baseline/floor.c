@@ -6,8 +6,9 @@
 //
 // `serve` prints {"port": N} and serves, a thread a connection, until its standard input ends. `get` and `put` connect,
 // print {}, and begin when they are sent a line: they make calls of OUTSTANDING requests on blocks drawn from BLOCKS, each
-// sent in one piece and waited for in full, and print how long each took: the same loop, with the same verifying outside
-// of the timed part, as kbtp.testing.bench.workload. Either side looks for octets for SPIN_US before it blocks.
+// sent in one piece and waited for in full, a block at a time, and print how long each took: the same loop, with the
+// same verifying outside of the timed part, as kbtp.testing.bench.workload. Either side looks for octets for SPIN_US
+// before it blocks.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <inttypes.h>
@@ -176,16 +177,23 @@ static uint8_t *slots;  // the memory that blocks are got into or put from
 // One call: `outstanding` requests from or into the slots from `slot` on.
 static bool exchange(const uint64_t *offsets, uint8_t *slot) {
     static struct message requests[BATCH_MAX], responses[BATCH_MAX];
-    struct iovec out[2 * BATCH_MAX], in[2 * BATCH_MAX];
-    int sent = 0, awaited = 0;
-    for (int i = 0; i < outstanding; i++, slot += block_octets) {
+    struct iovec out[2 * BATCH_MAX];
+    int sent = 0;
+    for (int i = 0; i < outstanding; i++) {
         requests[i] = (struct message){.operation = operation, .length = block_octets, .offset = offsets[i]};
         out[sent++] = (struct iovec){&requests[i], sizeof requests[i]};
-        in[awaited++] = (struct iovec){&responses[i], sizeof responses[i]};
-        if (operation == PUT) out[sent++] = (struct iovec){slot, block_octets};
-        else in[awaited++] = (struct iovec){slot, block_octets};
+        if (operation == PUT) out[sent++] = (struct iovec){slot + (size_t)i * block_octets, block_octets};
     }
-    return all(send_some, server, out, sent) && all(receive_some, server, in, awaited);
+    if (!all(send_some, server, out, sent)) return false;
+    if (operation == PUT) {
+        struct iovec in = {responses, (size_t)outstanding * sizeof responses[0]};
+        return all(receive_some, server, &in, 1);
+    }
+    for (int i = 0; i < outstanding; i++, slot += block_octets) {
+        struct iovec in[2] = {{&responses[i], sizeof responses[i]}, {slot, block_octets}};
+        if (!all(receive_some, server, in, 2)) return false;
+    }
+    return true;
 }
 
 // The words of each slot, all or the first and the last: made as the pool has them, or compared and spoilt.
