@@ -18,7 +18,7 @@ import socket
 import sys
 from contextlib import suppress
 
-PLACE = "/tmp/kbtp-ready-python"
+PLACE = "/run/kbtp-ready-python"
 """A file, since abstract names are each network namespace's own."""
 LISTENS = "ready_python listens"
 MODULES = (
