@@ -60,8 +60,9 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    count = sum(len(suite.checks) for suite in suites[:1]) + bare
-    progress.tell(f"{count - len(failed)} of {count} checks hold" + "".join(f"\n  does not: {name}" for name in failed))
+    count = sum(len(suite.checks) for suite in suites) + bare
+    verdict = "not all" if failed else "all"
+    progress.tell(f"{verdict} of {count} checks hold" + "".join(f"\n  does not: {name}" for name in failed))
     return 1 if failed or not count else 0
 
 
