@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kbtp import limits
 from kbtp.cache import IndexUnavailable, MemoryIndex, Outcome
 from kbtp.cache.announcement import Announcement
-from kbtp.cache.checksum import checksums
+from kbtp.cache.checksum import checksum, checksums
 from kbtp.cache.get import Get, get_many
 from kbtp.cache.keys import Names
 from kbtp.cache.lookups import Named, contains_many, delete_many
@@ -42,6 +43,7 @@ from kbtp.errors import ApiMisuse
 from kbtp.initiator.batches import Results
 from kbtp.initiator.operations import Result
 from kbtp.types import BlockRef, Handle, Status
+from kbtp.verbs.requester import RECORD
 
 from .conftest import BLOCK_BYTES, Clock
 
@@ -65,6 +67,8 @@ class Cluster:
         self.bound: dict[int, dict[Handle, BlockRef]] = {}
         self.sessions: dict[int, Session] = {}
         self.full: set[int] = set()
+        self.knows_checksums = False
+        """As an RNIC that takes them on the way."""
         self._number = self._generation = 0
         for target in targets:
             self.index.perform(Announce(target))
@@ -119,7 +123,16 @@ class Cluster:
             handle = next(one for one in range(FIRST_HANDLE, FIRST_HANDLE + 8) if one not in self.bound[number])
             self.bound[number][handle] = BlockRef(handle, self._generation, len(piece))
             made.append(Result(Status.SUCCESS, handle, self._generation, len(piece)))
-        return Results.of(made)
+        if not self.knows_checksums:
+            return Results.of(made)
+        records = np.array(
+            [
+                (Status.SUCCESS, one.generation, one.length_bytes, one.handle, 0, checksum([piece]))
+                for one, piece in zip(made, pieces, strict=True)
+            ],
+            RECORD,
+        )
+        return Results(records.tobytes(), True, {})
 
     def used_of(self, number: int) -> int:
         return len(self.bound[number])
@@ -483,9 +496,10 @@ def test_blocks_that_were_never_asked_for_are_room_whatever_became_of_the_others
 # --- without looking first -----------------------------------------------------------------------
 
 
-@pytest.fixture
-def claiming(cluster: Cluster) -> Cluster:
+@pytest.fixture(params=[True, False], ids=["checksums known", "checksums to be taken"])
+def claiming(cluster: Cluster, request: pytest.FixtureRequest) -> Cluster:
     """Its writer has put once, which tells it all that a put without a look-up needs."""
+    cluster.knows_checksums = request.param
     cluster.put(b"first").end()
     return cluster
 
@@ -540,6 +554,30 @@ def test_an_index_that_is_lost_while_it_is_claimed_leaks_nothing(claiming: Clust
     assert claiming.put(b"next", blocks=3).end() == [Outcome.STORED]
     assert claiming.records_are_true()
     assert claiming.used() == claiming.state.shares[1].used_blocks == 4
+
+
+def test_a_batch_of_which_somebody_has_put_a_part_frees_that_and_holds_the_rest(claiming: Cluster) -> None:
+    claim = claiming.put(b"1", b"2", b"3").before(Claim)
+    other = claiming.writer()
+    other.identity = Identity(bytes(limits.INITIATOR_ID_BYTES), NAMES.fingerprint)
+    record = Record(other.owner, 1, 0, BLOCK_BYTES, (Copy(1, (BlockRef(1, 1, 1),)),)).pack()
+    claiming.index.perform(Publish([(NAMES.of(b"2"), record)]))
+    assert claim.end() == [Outcome.STORED, Outcome.PRESENT, Outcome.STORED]
+    assert claiming.used() == claiming.state.shares[1].used_blocks == 3
+    assert claiming.state.shares[1].value_count == 3
+
+
+def test_what_is_made_while_the_index_is_asked_is_made_once(claiming: Cluster) -> None:
+    claim = claiming.put(b"1", b"2").before(Claim)
+    assert isinstance(claim.step, Claim)
+    for _ in range(2):
+        if claim.step.meanwhile is not None:
+            claim.step.meanwhile()
+    assert claim.end() == [Outcome.STORED, Outcome.STORED]
+    assert claiming.state.counters.bytes_stored == 3 * BLOCK_BYTES
+    claiming.delete(b"1")
+    assert claiming.used() == claiming.state.shares[1].used_blocks == 2
+    assert claiming.records_are_true()
 
 
 def test_a_claim_that_is_interrupted_leaks_nothing(claiming: Cluster) -> None:
