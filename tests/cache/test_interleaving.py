@@ -58,6 +58,15 @@ def keys_of(target: Announcement, count: int) -> list[bytes]:
     return [key for key in keys if placement(NAMES.of(key), [ONE, OTHER])[0] is target][:count]
 
 
+def with_checksums(results: Sequence[Result], taken: Sequence[int]) -> Results:
+    """All of them SUCCESS."""
+    rows = [
+        (Status.SUCCESS, one.generation, one.length_bytes, one.handle, 0, value)
+        for one, value in zip(results, taken, strict=True)
+    ]
+    return Results(np.array(rows, RECORD).tobytes(), True, {})
+
+
 class Cluster:
     """An index and targets of 4 blocks a writer that only count, in this process, and one writer."""
 
@@ -125,14 +134,7 @@ class Cluster:
             made.append(Result(Status.SUCCESS, handle, self._generation, len(piece)))
         if not self.knows_checksums:
             return Results.of(made)
-        records = np.array(
-            [
-                (Status.SUCCESS, one.generation, one.length_bytes, one.handle, 0, checksum([piece]))
-                for one, piece in zip(made, pieces, strict=True)
-            ],
-            RECORD,
-        )
-        return Results(records.tobytes(), True, {})
+        return with_checksums(made, [checksum([piece]) for piece in pieces])
 
     def used_of(self, number: int) -> int:
         return len(self.bound[number])
@@ -158,9 +160,9 @@ class Cluster:
         plan = put_many(state or self.state, puts, PutOptions(copies=copies), self.clock())
         return Running(self, plan, puts)
 
-    def get(self, key: bytes) -> Running:
+    def get(self, key: bytes, *, verify: bool = False) -> Running:
         gets = [Get(NAMES.of(key), memoryview(bytearray(4 * BLOCK_BYTES)))]
-        return Running(self, get_many(self.state, gets, verify=False, now_s=self.clock()), gets)
+        return Running(self, get_many(self.state, gets, verify=verify, now_s=self.clock()), gets)
 
     def delete(self, key: bytes) -> None:
         named = [Named(NAMES.of(key))]
@@ -607,10 +609,16 @@ def test_a_claim_hears_of_what_others_have_deleted_and_of_a_new_life(claiming: C
 # --- while the index is asked --------------------------------------------------------------------
 
 
+@pytest.fixture(params=[True, False], ids=["verified", "not verified"])
+def verify(request: pytest.FixtureRequest) -> bool:
+    verified: bool = request.param
+    return verified
+
+
 @pytest.mark.parametrize("answered", [True, False])
-def test_what_was_loaded_while_the_index_failed_is_a_miss(cluster: Cluster, answered: bool) -> None:
+def test_what_was_loaded_while_the_index_failed_is_a_miss(cluster: Cluster, answered: bool, verify: bool) -> None:
     cluster.put(b"key").end()
-    getting = cluster.get(b"key").before(Beside)
+    getting = cluster.get(b"key", verify=verify).before(Beside)
     if answered:
         assert isinstance(getting.step, Beside)
         reply = IndexUnavailable("no answer"), {1: Results.of([Result(Status.SUCCESS, 1, 1, BLOCK_BYTES)])}
@@ -621,18 +629,40 @@ def test_what_was_loaded_while_the_index_failed_is_a_miss(cluster: Cluster, answ
     assert cluster.state.counters.index_failures == 1
 
 
-def test_what_is_remembered_and_gone_is_stale_like_any_other(cluster: Cluster) -> None:
+def test_what_is_remembered_and_gone_is_stale_like_any_other(cluster: Cluster, verify: bool) -> None:
     cluster.put(b"key").end()
     cluster.bound[1].clear()
-    assert cluster.get(b"key").before(Beside).take().before(Remove).end() == [Outcome.MISS]
+    assert cluster.get(b"key", verify=verify).before(Beside).take().before(Remove).end() == [Outcome.MISS]
     assert cluster.state.counters.stale_records == 1
     assert cluster.index.perform(Lookup([NAMES.of(b"key")])).records == [None]
     assert isinstance(cluster.get(b"key").step, Lookup)
 
 
-def test_what_is_remembered_and_was_deleted_is_a_miss_and_not_stale(cluster: Cluster) -> None:
+@pytest.mark.parametrize(
+    ("length_bytes", "flipped", "outcome"),
+    [(BLOCK_BYTES, 0, Outcome.HIT), (BLOCK_BYTES, 1, Outcome.MISS), (BLOCK_BYTES - 1, 0, Outcome.MISS)],
+    ids=["as recorded", "another checksum", "another length"],
+)
+def test_what_was_loaded_by_what_is_remembered_counts_if_it_is_as_recorded(
+    cluster: Cluster, length_bytes: int, flipped: int, outcome: Outcome
+) -> None:
+    cluster.put(b"key").end()
+    getting = cluster.get(b"key", verify=True).before(Beside)
+    assert isinstance(getting.step, Beside)
+    taken = checksum([memoryview(bytes(BLOCK_BYTES))]) ^ flipped
+    loaded = with_checksums([Result(Status.SUCCESS, 1, 1, length_bytes)], [taken])
+    reply = cluster.index.perform(getting.step.index), {1: loaded}
+    getting._next(lambda: getting._plan.send(reply))
+    assert getting.end() == [outcome]
+    counters = cluster.state.counters
+    assert (counters.hits, counters.corrupt_values) == (int(outcome is Outcome.HIT), flipped)
+    there = cluster.index.perform(Lookup([NAMES.of(b"key")])).records != [None]
+    assert there is (outcome is Outcome.HIT)
+
+
+def test_what_is_remembered_and_was_deleted_is_a_miss_and_not_stale(cluster: Cluster, verify: bool) -> None:
     cluster.put(b"key").end()
     cluster.index.perform(Discard([NAMES.of(b"key")]))
-    assert cluster.get(b"key").before(Beside).end() == [Outcome.MISS]
+    assert cluster.get(b"key", verify=verify).before(Beside).end() == [Outcome.MISS]
     assert cluster.state.counters.stale_records == 0
     assert isinstance(cluster.get(b"key").step, Lookup)
