@@ -128,12 +128,12 @@ class Links:
                 if None in sessions:  # to learn that a former life is not there has ended the session with this one
                     sessions = [one and self._session(at) for at, one in zip(step.targets, sessions, strict=True)]
                 return {target.incarnation: one for target, one in zip(step.targets, sessions, strict=True)}
+            case AllocStore():
+                return self._alloc_store(step)
             case Load():
                 return self.load(step)
             case TakeChecksums():
                 return checksums(step.values)
-            case AllocStore():
-                return self._alloc_store(step)
             case Free():
                 return self._each(step.jobs, lambda inc, job: self._in_session(inc, job[0], Client.free_many, job[1]))
 
@@ -183,6 +183,9 @@ class Links:
 
     def _alloc_store(self, step: AllocStore) -> dict[int, Results | None]:
         try:
+            if len(step.jobs) == 1:
+                [(incarnation, (number, views))] = step.jobs.items()
+                return {incarnation: self._in_session(incarnation, number, _stored, views)}
             return self._each(step.jobs, lambda inc, job: self._in_session(inc, job[0], _stored, job[1]))
         except BaseException:  # nobody hears which blocks have been bound: the next sessions free them
             for incarnation, (number, _) in step.jobs.items():
