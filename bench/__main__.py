@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 
 from bench import behaviour, ratios, report
-from bench.contenders import ANYWHERE, Contender, Floor, Kbtp, Peer, Places, halves
-from bench.peers import KINDS
+from bench.contenders import ANYWHERE, Contender, Kbtp, Peer, Places, halves
+from bench.peers import KINDS, bare_sockets
 from bench.ratios import DEEP, Verdict
 from bench.rounds import Results, interleaved, steps
 from kbtp import limits
@@ -38,7 +38,7 @@ class Field:
 
     kbtp: dict[bool, Kbtp]
     """By whether it spins, as `floor`."""
-    floor: dict[bool, Floor]
+    floor: dict[bool, Peer]
     peers: Sequence[Peer]
 
     @property
@@ -79,7 +79,7 @@ def field_of(ours: Ours, spin_us: int, floor: Path, with_peers: bool, places: Pl
     ]
     field = Field(
         {s: ours.contender(f"kbtp, {named[s]}", us, places) for s, us in spins.items()},
-        {s: Floor(f"bare sockets, {named[s]}", program=floor, spin_us=us, places=places) for s, us in spins.items()},
+        {s: Peer(bare_sockets.kind(f"bare sockets, {named[s]}", floor, us), places) for s, us in spins.items()},
         [Peer(kind, places) for kind in found],
     )
     return field, absent

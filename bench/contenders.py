@@ -6,13 +6,12 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from bench.peers import PeerKind
 from kbtp.testing.bench.crew import Crew, blocks_for
-from kbtp.testing.bench.figures import ALLOC, LOAD, STORE, Calls, Cell, Figures, figures_of
-from kbtp.testing.bench.process import Child, Message, cpu_seconds
+from kbtp.testing.bench.figures import ALLOC, LOAD, STORE, Cell, Figures
+from kbtp.testing.bench.process import Child, Message
 from kbtp.testing.bench.target import TargetProcess, TargetSettings
 
 SLOTS = 32
@@ -167,61 +166,6 @@ class Kbtp:
         figures = self._crew.measure(cell, seconds)
         self._processes.freeze()
         return figures
-
-    def close(self) -> None:
-        self._processes.close()
-
-
-class Floor:
-    """The bare-socket baseline, `baseline/floor.c`: what could be reached at best."""
-
-    operations: Sequence[str] = (LOAD, STORE)
-
-    def __init__(self, name: str, *, program: Path, spin_us: int, places: Places = ANYWHERE) -> None:
-        self.name = name
-        self._places = places
-        self._program = str(program)
-        self._spin_us = spin_us
-        self._processes = _Processes()
-
-    def open(self, block_bytes: int, initiators: int) -> None:
-        self._blocks = blocks_for(block_bytes, SLOTS, initiators)
-        octets = (self._blocks + SLOTS) * initiators * block_bytes
-        try:
-            command = [self._program, "serve", str(octets), str(self._spin_us)]
-            self._server = Child(command, cpus=self._places.servers)
-            self._processes.keep(self._server)
-            self._port = self._server.answer()["port"]
-        except BaseException:
-            self._processes.close()
-            raise
-        self._processes.freeze()
-
-    def measure(self, cell: Cell, seconds: float) -> Figures:
-        self._processes.thaw()
-        pids = [self._server.pid]
-        with ExitStack() as stack:
-            clients = []
-            for number in range(cell.initiators):
-                client = Child(self._command(cell, number, seconds), cpus=self._places.clients)
-                stack.callback(client.stop, ask_first=False)
-                clients.append(client)
-            for client in clients:
-                client.answer()  # it is ready
-            before_s = cpu_seconds(pids)
-            for client in clients:
-                client.tell()
-            answers = [client.answer() for client in clients]
-            used_s = cpu_seconds(pids) - before_s
-        self._processes.freeze()
-        return figures_of(cell, [Calls(**answer) for answer in answers], used_s)
-
-    def _command(self, cell: Cell, number: int, seconds: float) -> list[str]:
-        """Each client has blocks of its own, to get and to put."""
-        first = number * (self._blocks + SLOTS)
-        span = [first, self._blocks] if cell.operation == LOAD else [first + self._blocks, SLOTS]
-        numbers = [self._port, cell.block_bytes, cell.outstanding, *span, round(seconds * 1000), self._spin_us]
-        return [self._program, "get" if cell.operation == LOAD else "put", *map(str, numbers)]
 
     def close(self) -> None:
         self._processes.close()

@@ -123,7 +123,7 @@ def _serve_lmcache(program: str, _octets: int, cpus: Cpus, started: Start) -> Me
     return _listening(started(Child(command, env=env, speaks=False, cpus=cpus)), port)
 
 
-def _serve_target(
+def serve_target(
     name: str, env: Mapping[str, str], program: str, octets: int, cpus: Cpus, started: Start, *arguments: str
 ) -> Message:
     """An interpreter with `bench.peers.target`."""
@@ -147,7 +147,7 @@ def _serve_mooncake_store(program: str, octets: int, cpus: Cpus, started: Start)
     }
     command = [str(package / "mooncake_master"), *(f"-{name}={value}" for name, value in options.items())]
     _listening(started(Child(command, env=_QUIET_MOONCAKE, speaks=False, cpus=cpus)), port)
-    return _serve_target(
+    return serve_target(
         "mooncake-store", _QUIET_MOONCAKE, program, 2 * octets + 256 * MIB, cpus, started, f"127.0.0.1:{port}"
     )
 
@@ -198,14 +198,14 @@ KINDS = (
     ),
     PeerKind(
         "Mooncake Transfer Engine", "mooncake-engine", _mooncake, _MOONCAKE_WANTED,
-        partial(_serve_target, "mooncake-engine", _QUIET_MOONCAKE), in_python=True, env=_QUIET_MOONCAKE,
+        partial(serve_target, "mooncake-engine", _QUIET_MOONCAKE), in_python=True, env=_QUIET_MOONCAKE,
     ),
     PeerKind(
         "NIXL, UCX tcp", "nixl", _nixl, wanted("nixl", "nixl-cu12"),
-        partial(_serve_target, "nixl", _OVER_TCP), in_python=True, env=_OVER_TCP,
+        partial(serve_target, "nixl", _OVER_TCP), in_python=True, env=_OVER_TCP,
     ),
     PeerKind(
         "PeerCache", "peercache", lambda: interpreter_with("peercache", "peercache"), wanted("peercache", "peercache"),
-        partial(_serve_target, "peercache", {}), in_python=True,
+        partial(serve_target, "peercache", {}), in_python=True,
     ),
 )  # fmt: skip

@@ -15,6 +15,7 @@ from kbtp.testing.bench.process import Message
 from kbtp.testing.bench.workload import BlockServer, Slots
 
 PROTOCOLS = {
+    "bare-sockets": ("bench.peers.bare_sockets", "BareSockets"),
     "resp": ("bench.peers.text", "Resp"),
     "memcached": ("bench.peers.text", "Memcached"),
     "lmcache": ("bench.peers.lmcache", "LMCache"),

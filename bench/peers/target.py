@@ -1,4 +1,4 @@
-"""The target of a peer in a process of its own: `python -m bench.peers.target NAME OCTETS [MASTER]`.
+"""The target of a peer in a process of its own: `python -m bench.peers.target NAME OCTETS [MORE...]`.
 
 It prints one line, what initiators need to know, and lives until its standard input ends.
 """
@@ -13,6 +13,7 @@ from importlib import import_module
 from kbtp.testing.bench.process import Message, own_output, report_failure
 
 TARGETS = {
+    "bare-sockets": ("bench.peers.bare_sockets", "target"),
     "nixl": ("bench.peers.nixl", "target"),
     "peercache": ("bench.peers.peercache", "target"),
     "mooncake-engine": ("bench.peers.mooncake", "engine_target"),

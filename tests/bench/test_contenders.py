@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import struct
 import subprocess
@@ -16,7 +15,8 @@ from types import ModuleType
 
 import pytest
 
-from bench.contenders import SLOTS, Floor, Kbtp
+from bench.contenders import SLOTS, Kbtp, Peer
+from bench.peers import bare_sockets
 from bench.peers.lmcache import LMCache
 from bench.peers.lmcache_minimal import MinimalLMCache
 from bench.peers.text import Memcached, Resp, TextClient
@@ -30,17 +30,18 @@ SECONDS = 0.02
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The baseline, built as the Makefile does, and without a warning."""
-    built = tmp_path_factory.mktemp("floor") / "floor"
-    subprocess.run(["cc", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", built, SOURCE], check=True)
+    built = tmp_path_factory.mktemp("floor") / "floor.so"
+    warnings = ["-Wall", "-Wextra", "-Werror"]
+    subprocess.run(["cc", "-O2", *warnings, "-shared", "-fPIC", "-pthread", "-o", built, SOURCE], check=True)
     return built
 
 
 @pytest.mark.parametrize("spin_us", [0, 50])
 @pytest.mark.parametrize("operation", [LOAD, STORE])
-def test_the_baseline(program: Path, operation: str, spin_us: int) -> None:
-    floor = Floor("bare sockets", program=program, spin_us=spin_us)
+def test_the_baseline(library: Path, operation: str, spin_us: int) -> None:
+    floor = Peer(bare_sockets.kind("bare sockets", library, spin_us))
     floor.open(BLOCK_BYTES, 2)
     try:
         for outstanding, initiators in ((1, 1), (SLOTS, 1), (4, 2)):
@@ -52,11 +53,13 @@ def test_the_baseline(program: Path, operation: str, spin_us: int) -> None:
         floor.close()
 
 
-@pytest.mark.parametrize("arguments", [[], ["serve"], ["get", "1", "4096", "0", "0", "4", "10", "0"]])
-def test_the_baseline_says_what_it_cannot_do(program: Path, arguments: list[str]) -> None:
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "usage" in json.loads(done.stdout)["error"]
+def test_the_baseline_says_what_it_cannot_do(library: Path) -> None:
+    with pytest.raises(BenchFailed, match="cannot serve"):
+        bare_sockets.target(1 << 60, str(library), "0")
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    with pytest.raises(BenchFailed, match="cannot connect: Connection refused"):
+        bare_sockets.BareSockets(Slots(1, 64), 1, {"library": str(library), "port": port, "spin_us": 0})
 
 
 def test_kbtp() -> None:

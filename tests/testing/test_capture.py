@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import select
 import socket
 import struct
 import threading
@@ -123,6 +125,31 @@ def test_a_reset_reaches_the_other_end(reset_by: str, tmp_path: Path) -> None:
         proxy.write(tmp_path / "session.pcap")
     assert felt == [ConnectionResetError]
     assert any(segment.rst for segment in segments_in(tmp_path / "session.pcap"))
+
+
+def test_what_came_before_a_reset_is_recorded_and_forwarded(tmp_path: Path) -> None:
+    heard: list[bytes] = []
+
+    def flood(connection: socket.socket) -> None:
+        connection.setblocking(False)
+        poller = select.poll()
+        poller.register(connection, select.POLLIN | select.POLLOUT)
+        while not any(events & ~select.POLLOUT for _, events in poller.poll(TIMEOUT_S * 1000)):
+            with contextlib.suppress(BlockingIOError, ConnectionError):
+                connection.send(bytes(1 << 16))
+        heard.append(connection.recv(5))
+
+    for each in range(10):
+        target = OneConnection(flood)
+        with CapturingProxy("127.0.0.1", target.port) as proxy:
+            with socket.create_connection(proxy.address, TIMEOUT_S) as client:
+                client.recv(1)
+                client.sendall(b"words")
+            # Octets it has not read: the client's end of the connection is reset as it closes.
+            target.end()
+            proxy.write(tmp_path / f"{each}.pcap")
+        assert any(segment.payload == b"words" for segment in segments_in(tmp_path / f"{each}.pcap"))
+    assert heard == [b"words"] * 10
 
 
 def test_a_target_that_is_not_there_resets() -> None:

@@ -6,6 +6,7 @@ have had. `CapturingProxy` fills one while it stands between an initiator and a 
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import socket
 import struct
@@ -187,6 +188,8 @@ class CapturingProxy:
                 if events & selectors.EVENT_READ:
                     self._receive(reading)
             except OSError:
+                self._forward_the_rest(reading)
+                self._forward_the_rest(writing)
                 self._reset(reading)
                 continue
             self._after(reading, writing)
@@ -219,14 +222,16 @@ class CapturingProxy:
 
     def _receive(self, leg: _Leg) -> None:
         octets = leg.source.recv(_READ_BYTES)
-        now_s = time.time()
+        if not octets:
+            leg.source_ended = True
+            with self._lock:
+                leg.recorded.finish(time.time(), from_client=leg.from_client)
+        self._forward(leg, octets)
+
+    def _forward(self, leg: _Leg, octets: bytes) -> None:
         with self._lock:
-            if octets:
-                leg.recorded.octets(now_s, octets, from_client=leg.from_client)
-            else:
-                leg.recorded.finish(now_s, from_client=leg.from_client)
+            leg.recorded.octets(time.time(), octets, from_client=leg.from_client)
         leg.unsent += octets
-        leg.source_ended = not octets
         self._send(leg)
 
     def _send(self, leg: _Leg) -> None:
@@ -262,6 +267,12 @@ class CapturingProxy:
             self._selector.modify(end, events)
         else:
             self._selector.register(end, events)
+
+    def _forward_the_rest(self, leg: _Leg) -> None:
+        """What came before the connection broke: a Terminate, for one, of who then closes without having read all."""
+        with contextlib.suppress(OSError):
+            while len(leg.unsent) < _BUFFERED_BYTES_MAX and (octets := leg.source.recv(_READ_BYTES)):
+                self._forward(leg, octets)
 
     def _reset(self, leg: _Leg) -> None:
         """The connection at `leg.source` or `leg.sink` broke; the end that still has one learns it the same way."""
