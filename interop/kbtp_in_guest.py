@@ -22,8 +22,6 @@ PORTS = (DEFAULT_PORT,)
 _ENVIRONMENT = "env PYTHONPATH=/mnt/python:/mnt"
 _READY_PYTHON = "/mnt/interop/ready_python.py"
 PYTHON_IN_GUEST = f"{_ENVIRONMENT} python3 -IS {_READY_PYTHON}"
-NEW_PYTHON_IN_GUEST = f"{_ENVIRONMENT} python3"
-"""Slower, and in the network namespace it is called in."""
 """In a guest that `prepared` has made ready."""
 
 START_S = 300.0

@@ -10,12 +10,12 @@ SUITES = (
     Suite(
         "siw",
         Boot(driver=Driver.SIW, share=ROOT, forwards=(*siw_rping.PORTS.values(), *kbtp_in_guest.PORTS)),
-        [*siw_rping.checks(), *verbs_checks.siw_checks(), *segments.checks(), *vanishing.checks()],
+        [*siw_rping.checks(), *verbs_checks.siw_checks(), *vanishing.checks()],
     ),
     Suite(
-        "siw-conformance",
+        "siw-kbtp",
         Boot(driver=Driver.SIW, share=ROOT, forwards=kbtp_in_guest.PORTS),
-        verbs_conformance.siw_checks(),
+        [*verbs_conformance.siw_checks(), *segments.checks()],
     ),
     Suite(
         "rxe",

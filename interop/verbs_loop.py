@@ -38,7 +38,7 @@ from kbtp.verbs.api import (
 PATIENCE_S = 20.0
 MESSAGE_BYTES = 4096
 RECEIVES = 4
-LONG_BYTES = 20 << 20
+LONG_BYTES = 9 << 20
 """More than rxe sends as one message."""
 
 _EventT = TypeVar("_EventT", bound=Event)

@@ -60,6 +60,14 @@ MUTANTS = (
         ("tests/iwarp/test_mpa.py",),
     ),
     Mutant(
+        "RFC 5044 4.4",
+        "no CRC is asked for unless somebody says so",
+        "python/kbtp/rnic/__init__.py",
+        "    said = os.environ.get(CRC_VARIABLE) or _ON[0]\n",
+        "    said = os.environ.get(CRC_VARIABLE) or _OFF[0]\n",
+        ("tests/rnic/test_open_rnic.py", "tests/cli/test_serve.py"),
+    ),
+    Mutant(
         "RFC 5044 7.1.1",
         "more than 512 octets of private data are taken",
         _MPA,

@@ -314,6 +314,29 @@ def test_every_setting_by_flag(settings: Settings) -> None:
     )  # fmt: skip
 
 
+def test_no_crc_is_asked_for_only_by_who_says_so(
+    run: Run, config_file: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+
+    def note(server: Server) -> None:
+        seen.append(server._rnic.options.mpa.crc)
+        server.close()
+
+    monkeypatch.setattr(Server, "run", note)
+    monkeypatch.delenv("KBTP_CRC", raising=False)
+    path = config_file("[serve]\ncrc = false\n")
+    for name in ("native", "reference"):
+        for arguments in ((), ("--no-crc",), ("--config", path), ("--config", path, "--crc")):
+            status, _, _ = run("--port", "0", "--rnic", name, *arguments)
+            assert status == 0
+    assert seen == [True, False, False, True] * 2
+    monkeypatch.setenv("KBTP_CRC", "off")
+    for arguments in ((), ("--crc",)):
+        run("--port", "0", *arguments)
+    assert seen[8:] == [False, True]
+
+
 def test_every_setting_by_file(settings: Settings, config_file: Callable[[str], str]) -> None:
     path = config_file("""
         [serve]
@@ -367,7 +390,7 @@ def test_the_size_of_the_pool_comes_from_where_it_counts_most(
     [
         (
             "[serve]\nblok-size = 1\n",
-            "unknown setting 'blok-size' in [serve]; there are announce, block-size, credits, ",
+            "unknown setting 'blok-size' in [serve]; there are announce, block-size, crc, credits, ",
         ),
         ("[serve]\nconfig = 'x'\n", "unknown setting 'config'"),
         ("[serve]\nblock_size = 1\n", "unknown setting 'block_size'"),

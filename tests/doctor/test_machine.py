@@ -36,6 +36,7 @@ RNICS = RnicFacts(
     asked_rnic_error="",
     asked_spin_us=None,
     default_spin_us=200,
+    crc=True,
 )
 MACHINE = MachineFacts(
     kernel="6.1.0",
@@ -262,7 +263,16 @@ def test_where_nothing_works(monkeypatch: pytest.MonkeyPatch) -> None:
     assert about(findings, "KBTP_RNIC").says == "quantum: no such device"
 
 
-@pytest.mark.parametrize("wrong", ["KBTP_SPIN_US", "KBTP_FORCED_PUNTS"])
+def test_no_crc_is_worth_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KBTP_CRC", raising=False)
+    assert not [finding for finding in judge_rnics(read_rnics("1.2")) if finding.about == "KBTP_CRC"]
+    monkeypatch.setenv("KBTP_CRC", "off")
+    found = about(judge_rnics(read_rnics("1.2")), "KBTP_CRC")
+    assert found.level is Level.NOTE
+    assert "not noticed" in found.says
+
+
+@pytest.mark.parametrize("wrong", ["KBTP_SPIN_US", "KBTP_FORCED_PUNTS", "KBTP_CRC"])
 def test_a_wrong_setting_is_a_problem(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     monkeypatch.setenv(wrong, "soon")
     facts = read_rnics("1.2")

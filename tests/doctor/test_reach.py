@@ -41,9 +41,9 @@ Peer = Callable[[socket.socket], None]
 
 
 @contextlib.contextmanager
-def serving(rnic: str = "auto", keys: Keys = NO_KEYS) -> Iterator[str]:
+def serving(rnic: str = "auto", keys: Keys = NO_KEYS, *, crc: bool = True) -> Iterator[str]:
     config = TargetConfig(block_size_bytes=1 << 16, pool_blocks=16, name="cache-0", namespace=b"llama", keys=keys)
-    server = Server(config, open_rnic(rnic))
+    server = Server(config, open_rnic(rnic, crc=crc))
     address = server.listen(port=0)
     server.start()
     try:
@@ -130,6 +130,26 @@ def test_every_step_to_a_target_is_told(rnic: str) -> None:
     assert (granted["status"], granted["version"], granted["target_name"]) == ("SUCCESS", 1, "cache-0")
     assert (granted["block_size_bytes"], granted["pool_blocks"], granted["handle_count"]) == (1 << 16, 16, 1)
     assert (granted["authenticated"], granted["features"]) == (False, ["INVALIDATE"])
+
+
+@pytest.mark.parametrize("rnic", ["native", "reference"])
+@pytest.mark.parametrize(("serves", "said"), [(True, "off"), (False, "on"), (False, "off")])
+def test_there_is_no_crc_only_if_neither_side_asks(
+    monkeypatch: pytest.MonkeyPatch, rnic: str, serves: bool, said: str
+) -> None:
+    monkeypatch.setenv("KBTP_CRC", said)
+    with serving(rnic, crc=serves) as url:
+        steps = reach(url, replace(CONFIG, namespace=b"llama"), TIMEOUT_S)
+    assert reached(steps)
+    [mpa] = [step for step in steps if step.name == "mpa"]
+    assert mpa.seen["crc"] is (serves or said == "on")
+
+
+def test_a_crc_setting_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KBTP_CRC", "maybe")
+    with serving() as url:
+        steps = reach(url, CONFIG, TIMEOUT_S)
+    assert "KBTP_CRC is 'maybe'" in steps[-1].finding.says
 
 
 def test_a_key_that_the_target_has() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import select
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,15 +16,15 @@ DEADLINE_S = 20.0
 START = """
 import sys
 from interop import ready_python
-ready_python.PLACE, ready_python.MODULES = sys.argv.pop(1).replace("@", "\\0"), ()
+ready_python.PLACE, ready_python.MODULES = sys.argv.pop(1), ()
 ready_python.main()
 """
 
 
 @pytest.fixture
-def command() -> Iterator[list[str]]:
+def command(tmp_path: Path) -> Iterator[list[str]]:
     """What `python` would be."""
-    program = [sys.executable, "-c", START, f"@kbtp-test-{os.getpid()}"]
+    program = [sys.executable, "-c", START, str(tmp_path / "place")]
     with subprocess.Popen([*program, "serve"], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         assert server.stdout.readline().strip() == ready_python.LISTENS

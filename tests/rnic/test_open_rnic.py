@@ -30,7 +30,7 @@ def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
         open_rnic("quantum")
 
 
-def _missing(_spin_us: int | None) -> None:
+def _missing(_asked: object) -> None:
     raise ImportError("no module named that")
 
 
@@ -50,6 +50,33 @@ def test_auto_passes_over_one_that_is_not_there(
         open_rnic("missing")
     monkeypatch.setattr(kbtp.rnic, "_BEST_FIRST", (missing,))
     with pytest.raises(ApiMisuse, match="no RNIC works"):
+        open_rnic()
+
+
+@pytest.mark.parametrize("name", ["auto", "native", "reference"])
+def test_a_crc_is_asked_for_unless_somebody_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    def crc(**asked: bool) -> bool:
+        caplog.clear()
+        rnic = open_rnic(name, **asked)
+        rnic.close()
+        said: bool = rnic.options.mpa.crc
+        assert ("asks for no CRC" in caplog.text) is not said
+        return said
+
+    monkeypatch.delenv("KBTP_CRC", raising=False)
+    assert [crc(), crc(crc=True), crc(crc=False)] == [True, True, False]
+    for value, said in (("off", False), ("0", False), ("No", False), ("on", True), ("", True), ("true", True)):
+        monkeypatch.setenv("KBTP_CRC", value)
+        assert [crc(), crc(crc=True), crc(crc=False)] == [said, True, False]
+
+
+def test_a_crc_setting_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ApiMisuse, match="rdma_core has no say in CRCs"):
+        open_rnic("rdma_core", crc=False)
+    monkeypatch.setenv("KBTP_CRC", "maybe")
+    with pytest.raises(ApiMisuse, match="KBTP_CRC is 'maybe': expected on or off"):
         open_rnic()
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from typing import Any
 
 import crc32c
 import numpy as np
 import pytest
 
+from kbtp.iwarp.mpa import MpaOptions
 from kbtp.types import BlockRef, Opcode, RequestFlag, Status
 from kbtp.verbs.api import RdmaRead, RdmaWrite
 from kbtp.verbs.requester import NO_CHECKSUM
@@ -71,6 +74,26 @@ def test_of_a_load_that_was_not_written_once_and_in_order(session: Session, writ
         write(session, request, octets[first:end], first)
     session.answer(request, data_length=100)
     assert checksums(session, batch) == [NO_CHECKSUM]
+
+
+@pytest.mark.parametrize("length_bytes", [100, 100_000])
+def test_without_crc_nothing_is_known_of_what_was_moved(connect_pair: Callable[..., Any], length_bytes: int) -> None:
+    off = MpaOptions(crc=False)
+    pair = connect_pair(client_mpa=off, server_mpa=off)
+    session = Session(pair, carry(pair))
+    octets, buffer = random.Random(1).randbytes(length_bytes), bytearray(length_bytes)
+    load = session.requester.submit(LOAD, 0, 0, [BlockRef(7, 3, length_bytes)], [buffer], True)
+    [request] = session.requests(1)
+    write(session, request, octets)
+    session.answer(request, data_length=length_bytes)
+    assert checksums(session, load) == [NO_CHECKSUM]
+    assert buffer == octets
+    store = session.requester.submit(STORE, 0, 0, [1], [octets], True)
+    _, request = session.requests(2)
+    read(session, request, length_bytes)
+    pair.net.pump(lambda: len(pair.server.completions(pair.s)) >= 2)
+    session.answer(request)
+    assert checksums(session, store) == [NO_CHECKSUM]
 
 
 def test_a_write_into_a_load_that_is_over_spoils_those_that_are_not(session: Session) -> None:

@@ -44,6 +44,8 @@ def cli(ctx: click.Context) -> None:
       kbtp replay trace.jsonl --pool 25%
       kbtp keys new target.keys
       kbtp conformance kbtp://127.0.0.1
+
+    With KBTP_CRC=off their sessions ask for no CRC of each frame: kbtp serve --help says when that helps.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

@@ -110,6 +110,14 @@ def _load_file(ctx: click.Context, _param: click.Parameter, value: Path | None) 
 @click.option("--announce", default="", metavar="HOST", envvar="KBTP_ANNOUNCE",
     help="Where caches reach this target.  [default: --host, or this machine's name]")  # fmt: skip
 @click.option("--rnic", "rnic_name", default="auto", show_default=True, envvar="KBTP_RNIC", help="RNIC to serve on.")
+@click.option(
+    "--crc/--no-crc",
+    default=True,
+    show_default=True,
+    envvar="KBTP_CRC",
+    help="Ask for a CRC of each frame. Without, where no initiator asks either (KBTP_CRC=off there), nobody notices "
+    "what TCP's checksum overlooks: for initiators on Linux siw over segments that are no multiple of 4 octets.",
+)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info",
     show_default=True, envvar="KBTP_LOG_LEVEL", help="What is logged to standard error.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the ready line as a JSON object.")
@@ -117,7 +125,7 @@ def serve(
     host: str, port: int, block_size: int, pool_size: int | None, pool_blocks: int | None, quota: int, max_quota: int,
     namespace: str, keys_file: str | None, direct: str, direct_blocks: int, ticket_timeout: float, name: str,
     linger: float, drain: float, request_credits: int, threads: int, spin_us: int, index: str, announce: str,
-    rnic_name: str, log_level: str, as_json: bool,
+    rnic_name: str, crc: bool, log_level: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Serve a pool of blocks until SIGTERM or Ctrl-C, then finish what is outstanding and exit.
 
@@ -159,7 +167,7 @@ def serve(
     )
     _check_memory(config)
     try:
-        rnic = open_rnic(rnic_name, spin_us=spin_us)
+        rnic = open_rnic(rnic_name, spin_us=spin_us, crc=crc)
     except OSError as error:
         raise click.UsageError(f"cannot open the RNIC {rnic_name}: {error}") from None
     try:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from kbtp.atomics import fetch_add
 from kbtp.conformance import segments
@@ -23,10 +24,11 @@ from kbtp.iwarp.rdmap import (
 )
 from kbtp.keys import Key
 from kbtp.limits import BLOCK_OFFSET_EMPTY, COUNTER_BYTES, ENTRY_BYTES, SLOT_BYTES
-from kbtp.types import EntryFlag, Feature, RequestFlag
-from kbtp.wire import Bind
+from kbtp.types import EntryFlag, Feature, RequestFlag, Status
+from kbtp.wire import AllocStore, Bind, Completion
 
 BLOCKS = 8
+OWN_BLOCKS = 8
 BLOCK_BYTES = 1 << 18
 ORDER = 3
 POOL_BASE = 1 << 20
@@ -35,6 +37,10 @@ ENTRY = struct.Struct(">HHIQ")
 SLOT = struct.Struct(">IIQ")
 ADD_DATA = 0x0000_0001_0000_0010
 ADD_MASK = 1 << 63 | 1 << 31 | 1 << (ORDER + 3)
+
+
+Shown: TypeAlias = tuple[int, int, int, int]
+"""Flags, Generation, Data Length and Block Offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,34 +52,53 @@ class Step:
     """Handle, Block Offset or ticket."""
 
 
+def _right(flags: int, generation: int, length: int, block_offset: int) -> Shown:
+    return flags, generation, length, block_offset
+
+
 class DirectTarget(TargetSide):
     """`steps` are what the initiator did so far, messages apart. `before_read` may change memory before a Read of it is
-    answered, or take its time; it is handed the step. So may `before_atomic` before a FetchAdd."""
+    answered, or take its time; it is handed the step. So may `before_atomic` before a FetchAdd.
 
-    def __init__(self, stream: Stream, key: Key | None, *, ticket_timeout_ms: int = TICKET_TIMEOUT_MS) -> None:
+    Where an RNIC carries the stream it answers Reads and FetchAdds by itself: there are no steps then, and what the
+    initiator did is in Head, in the pool and in its requests. `shows` says what the table has instead of a right entry.
+    """
+
+    def __init__(
+        self, stream: Stream, key: Key | None, *, ticket_timeout_ms: int = TICKET_TIMEOUT_MS, own_blocks: int = 0
+    ) -> None:
+        """With `own_blocks` behind the partition ALLOC_STORE takes no tickets: only an RNIC's FetchAdds on Head are
+        atomic with each other."""
         super().__init__(stream, key)
         lend = stream.memory.lend
+        self.blocks_in_all = BLOCKS + own_blocks
         self.entries = lend(ENTRY_BYTES * 64, writable=False, to=0x5000)
-        self.pool = lend(BLOCKS * BLOCK_BYTES, writable=False, to=POOL_BASE)
-        self.partition = lend(BLOCKS * BLOCK_BYTES, readable=False, to=POOL_BASE)
-        self.partition.octets = self.pool.octets  # the same blocks
+        self.pool = lend(self.blocks_in_all * BLOCK_BYTES, writable=False, to=POOL_BASE)
+        self.partition = stream.memory.lend_again(self.pool, readable=False)
         self.slots = lend(SLOT_BYTES << ORDER, writable=False, to=0x6000)
-        self.head = lend(COUNTER_BYTES, readable=False, writable=False, to=0x7000)
+        self.head = lend(COUNTER_BYTES, readable=False, writable=False, atomic=True, to=0x7000)
+        self.own = [self.pool.to + block * BLOCK_BYTES for block in range(BLOCKS, self.blocks_in_all)]
         self.tail = BLOCKS
         self.ticket_timeout_ms = ticket_timeout_ms
         self.steps: list[Step] = []
         self.before_read: Callable[[Step], None] = lambda step: None
         self.before_atomic: Callable[[], None] = lambda: None
+        self.shows: Callable[..., Shown] = _right
         self.requests: list[Request] = []
         self.blocks: dict[int, int] = {}
         for ticket in range(BLOCKS):
-            self.put_slot(ticket, ticket, POOL_BASE + ticket * BLOCK_BYTES)
+            self.put_slot(ticket, ticket, self.pool.to + ticket * BLOCK_BYTES)
         for handle in range(FIRST_HANDLE, FIRST_HANDLE + 64):
             self.put_entry(handle, 0, 1, 0, 0)
 
     def open(self, **changes: Any) -> DirectTarget:
         """HELLO and a HELLO_ACK that grants what was asked for."""
         features = self.take_hello().requested_features
+        load = {
+            "table_offset": self.entries.to,
+            "table_stag": self.entries.stag,
+            "pool_stag": self.pool.stag,
+        }
         allocation = {
             "partition_stag": self.partition.stag,
             "ring_stag": self.slots.stag,
@@ -87,15 +112,13 @@ class DirectTarget(TargetSide):
             **{
                 "granted_features": features & ~Feature.RECORD_COMPLETION,
                 "block_size": BLOCK_BYTES,
-                "pool_blocks": BLOCKS,
+                "pool_blocks": self.blocks_in_all,
                 "allocation_quota": BLOCKS,
-                "pool_base": POOL_BASE,
+                "pool_base": self.pool.to,
                 "table_base_handle": FIRST_HANDLE,
                 "table_handles": 64,
                 "handle_count": 16,
-                "table_offset": self.entries.to,
-                "table_stag": self.entries.stag,
-                "pool_stag": self.pool.stag,
+                **(load if features & Feature.DIRECT_LOAD else {}),
                 **(allocation if features & Feature.DIRECT_ALLOC else {}),
                 **changes,
             }
@@ -105,20 +128,28 @@ class DirectTarget(TargetSide):
     # --- the structures ---
 
     def put_entry(self, handle: int, flags: int, generation: int, length: int, block_offset: int) -> None:
-        ENTRY.pack_into(
-            self.entries.octets, ENTRY_BYTES * (handle - FIRST_HANDLE), flags, generation, length, block_offset
-        )
+        at = ENTRY_BYTES * (handle - FIRST_HANDLE)
+        _put_words(self.entries, at, ENTRY.pack(flags, generation, length, block_offset))
 
     def entry(self, handle: int) -> tuple[int, ...]:
-        """Flags, Generation, Data Length and Block Offset."""
+        """As `Shown`."""
         return ENTRY.unpack_from(self.entries.octets, ENTRY_BYTES * (handle - FIRST_HANDLE))
 
     def put_slot(self, ticket: int, sequence: int, block_offset: int) -> None:
-        SLOT.pack_into(self.slots.octets, SLOT_BYTES * (ticket % (1 << ORDER)), sequence & 0xFFFF_FFFF, 0, block_offset)
+        _put_words(self.slots, SLOT_BYTES * (ticket % (1 << ORDER)), SLOT.pack(sequence & 0xFFFF_FFFF, 0, block_offset))
 
     def slot(self, ticket: int) -> tuple[int, ...]:
         """Sequence, reserved and Block Offset."""
         return SLOT.unpack_from(self.slots.octets, SLOT_BYTES * (ticket % (1 << ORDER)))
+
+    @property
+    def tickets_taken(self) -> int:
+        """The Ticket of Head, whose octets are in this machine's order (draft 3.3)."""
+        return int.from_bytes(self.head.octets, sys.byteorder) >> 32
+
+    def block(self, block_offset: int) -> bytes:
+        start = block_offset - self.pool.to
+        return bytes(self.pool.octets[start : start + BLOCK_BYTES])
 
     # --- the initiator's steps ---
 
@@ -168,12 +199,16 @@ class DirectTarget(TargetSide):
         asked = (AtomicOperation.FETCH_ADD, self.head.stag, self.head.to, ADD_DATA, ADD_MASK)
         expect(named == asked, "FetchAdd on Head with the Add Data and Add Mask of draft 3.3", named)
         self.before_atomic()
-        before = int.from_bytes(self.head.octets, "big")
-        self.head.octets[:] = fetch_add(before, request.data, request.mask).to_bytes(COUNTER_BYTES, "big")
+        before = self._advance_head()
         response = AtomicResponse(request.request_id, before)
         msn = self.stream.take_msn(QN_ATOMIC_RESPONSE)
         self.stream.send_ulpdus(segments.atomic_response(msn, response))
         return self._did(Step("ticket", before >> 32))
+
+    def _advance_head(self) -> int:
+        before = int.from_bytes(self.head.octets, sys.byteorder)
+        self.head.octets[:] = fetch_add(before, ADD_DATA, ADD_MASK).to_bytes(COUNTER_BYTES, sys.byteorder)
+        return before
 
     def _did(self, step: Step) -> Step:
         self.steps.append(step)
@@ -181,43 +216,58 @@ class DirectTarget(TargetSide):
 
     # --- the honest target ---
 
+    def bind_first(self, shows: Callable[..., Shown] = _right) -> Request:
+        """What the initiator's first block was bound by, directly or not; it is served, and the table `shows` that."""
+        bound = self.run_until("a BIND or an ALLOC_STORE", lambda came: isinstance(came, Bind | AllocStore))
+        assert not isinstance(bound, Step)
+        self.shows = shows
+        self.serve_one(bound)
+        self.shows = _right
+        return bound
+
     def serve_one(self, request: Request) -> None:
         if isinstance(request, Bind):
             self._bind(request)
-            return
-        super().serve_one(request)
-        self._mirror(request.handle)
+        else:
+            super().serve_one(request)
+
+    def complete(self, request: Request, status: Status = Status.SUCCESS, **fields: Any) -> Completion:
+        """Whoever has the completion may read what it says."""
+        if request.handle in self.table:
+            self.mirror(request.handle)
+        return super().complete(request, status, **fields)
 
     def _bind(self, request: Bind) -> None:
         sequence, _, block_offset = self.slot(request.ticket)
-        taken = request.ticket < int.from_bytes(self.head.octets, "big") >> 32
-        expect(taken and sequence == request.ticket, "BIND of a ticket that was taken", request)
+        expect(
+            request.ticket < self.tickets_taken and sequence == request.ticket,
+            "BIND of a ticket that was taken",
+            request,
+        )
         expect(block_offset == request.block_offset, f"Block Offset {block_offset:#x} of its slot", request)
         self.put_slot(request.ticket, request.ticket, BLOCK_OFFSET_EMPTY)
-        start = block_offset - POOL_BASE
+        start = block_offset - self.pool.to
         entry = self.table.setdefault(request.handle, Entry())
         entry.octets = bytes(self.pool.octets[start : start + request.data_length])
         entry.generation, entry.bound, entry.sealed = entry.generation + 1, True, bool(request.flags & RequestFlag.SEAL)
         self.blocks[request.handle] = block_offset
-        self._mirror(request.handle)
         length = request.data_length
         self.complete(request, generation=entry.generation, data_length=length, block_offset=block_offset)
 
-    def _mirror(self, handle: int) -> None:
+    def mirror(self, handle: int) -> None:
         """Table and pool as the sequences of the base class leave them."""
         entry = self.table[handle]
         if not entry.bound:
             block_offset = self.blocks.pop(handle, None)
             if block_offset is not None:
-                self.put_slot(self.tail, self.tail, block_offset)
-                self.tail += 1
+                self._give_back(block_offset)
             self.put_entry(handle, 0, entry.generation, 0, 0)
             return
         block_offset = self.block_offset(handle)
-        start = block_offset - POOL_BASE
+        start = block_offset - self.pool.to
         self.pool.octets[start : start + len(entry.octets)] = entry.octets
         flags = EntryFlag.VALID | (EntryFlag.SEALED if entry.sealed else EntryFlag.NONE)
-        self.put_entry(handle, int(flags), entry.generation, len(entry.octets), block_offset)
+        self.put_entry(handle, *self.shows(int(flags), entry.generation, len(entry.octets), block_offset))
 
     def block_offset(self, handle: int) -> int:
         if handle not in self.blocks:
@@ -225,12 +275,20 @@ class DirectTarget(TargetSide):
         return self.blocks[handle]
 
     def _allocate(self) -> int:
-        """The target's own ticket on the same ring."""
-        before = int.from_bytes(self.head.octets, "big")
-        self.head.octets[:] = fetch_add(before, ADD_DATA, ADD_MASK).to_bytes(COUNTER_BYTES, "big")
-        block_offset = self.slot(before >> 32)[2]
-        self.put_slot(before >> 32, before >> 32, BLOCK_OFFSET_EMPTY)
+        """A block of its own, or its own ticket on the same ring."""
+        if self.own:
+            return self.own.pop()
+        ticket = self._advance_head() >> 32
+        block_offset = self.slot(ticket)[2]
+        self.put_slot(ticket, ticket, BLOCK_OFFSET_EMPTY)
         return block_offset
+
+    def _give_back(self, block_offset: int) -> None:
+        if block_offset >= self.pool.to + BLOCKS * BLOCK_BYTES:
+            self.own.append(block_offset)
+            return
+        self.put_slot(self.tail, self.tail, block_offset)
+        self.tail += 1
 
     def run(self, until: Callable[[Step | Request], bool] | None = None) -> Step | Request | None:
         """Serve everything, up to the first step (served) or request (unserved) that `until` accepts."""
@@ -247,3 +305,10 @@ class DirectTarget(TargetSide):
         if came is None:
             raise Deviation(f"{what}: the workload has one", "the end of the connection")
         return came
+
+
+def _put_words(structure: Lent, at: int, octets: bytes) -> None:
+    """Draft 3.2 and 3.3: an entry's and a slot's Block Offset, their second word, before the rest. An RNIC may read at
+    any time, so each word is stored at once."""
+    structure.octets[at + 8 : at + 16] = octets[8:]
+    structure.octets[at : at + 8] = octets[:8]

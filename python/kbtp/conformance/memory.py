@@ -45,12 +45,23 @@ class Memory:
     def __init__(self) -> None:
         self._lent: dict[int, Lent] = {}
 
-    def lend(self, octets: bytes | int, *, readable: bool = True, writable: bool = True, to: int = 0x1000) -> Lent:
-        """Lend a copy of `octets`, or that many zero octets, under a new STag."""
+    def lend(
+        self, octets: bytes | int, *, readable: bool = True, writable: bool = True, atomic: bool = False,
+        to: int = 0x1000,
+    ) -> Lent:  # fmt: skip
+        """Lend a copy of `octets`, or that many zero octets, under a new STag. Who answers atomics by hand knows where
+        they may go; `atomic` is for RNICs."""
+        return self._lend(bytearray(octets), readable, writable, to)
+
+    def lend_again(self, lent: Lent, *, readable: bool = True, writable: bool = True) -> Lent:
+        """The same octets at the same tagged offset, under another STag."""
+        return self._lend(lent.octets, readable, writable, lent.to)
+
+    def _lend(self, octets: bytearray, readable: bool, writable: bool, to: int) -> Lent:
         stag = 0
         while stag == 0 or stag in self._lent:
             stag = secrets.randbits(32)
-        self._lent[stag] = lent = Lent(stag, to, bytearray(octets), readable, writable)
+        self._lent[stag] = lent = Lent(stag, to, octets, readable, writable)
         return lent
 
     def take_back(self, lent: Lent) -> None:

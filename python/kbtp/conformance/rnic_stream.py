@@ -69,10 +69,18 @@ class RnicMemory(Memory):
         self._rnic, self._pd, self._stream = rnic, pd, stream
         self._regions: dict[int, MemoryRegion] = {}
 
-    def lend(self, octets: bytes | int, *, readable: bool = True, writable: bool = True, to: int = 0x1000) -> Lent:
-        """`to` holds where the RNIC lets us choose it."""
-        memory = bytearray(octets)
-        access = (Access.REMOTE_READ if readable else Access.NONE) | (Access.REMOTE_WRITE if writable else Access.NONE)
+    def lend(
+        self, octets: bytes | int, *, readable: bool = True, writable: bool = True, atomic: bool = False,
+        to: int = 0x1000,
+    ) -> Lent:  # fmt: skip
+        """`to` holds where the RNIC lets us choose it. The peer may do atomics where `atomic`."""
+        access = _rights(readable, writable) | (Access.REMOTE_ATOMIC if atomic else Access.NONE)
+        return self._register_lent(bytearray(octets), access, to)
+
+    def lend_again(self, lent: Lent, *, readable: bool = True, writable: bool = True) -> Lent:
+        return self._register_lent(lent.octets, _rights(readable, writable), lent.to)
+
+    def _register_lent(self, memory: bytearray, access: Access, to: int) -> Lent:
         region = self.register(memory or bytearray(1), access, to=to)
         lent = RnicLent(region, memory, access)
         self._lent[region.stag] = lent
@@ -86,6 +94,10 @@ class RnicMemory(Memory):
     def take_back(self, lent: Lent) -> None:
         super().take_back(lent)
         self._regions.pop(lent.stag).revoke()
+
+
+def _rights(readable: bool, writable: bool) -> Access:
+    return (Access.REMOTE_READ if readable else Access.NONE) | (Access.REMOTE_WRITE if writable else Access.NONE)
 
 
 class RnicStream(Stream):
@@ -327,6 +339,19 @@ class RnicStream(Stream):
         expect(not self._inbox, what, "a message")
         expect(self._ended is None, what, "the end of the stream")
         expect(left_s >= for_s, what, f"the end of the time of the case after {left_s:.1f} of {for_s:.1f} s")
+
+    # --- what lent memory shows ---
+
+    def wait_until(self, shown: Callable[[], bool], what: str) -> None:
+        """The peer's RDMA operations make it so. Messages that come meanwhile wait. Raises `Deviation`."""
+        if not self._wait(shown, what):
+            raise Deviation(what, f"the end of the stream: {self._reason()}")
+
+    def serve_for(self, time_s: float) -> None:
+        """The peer's RDMA operations go on for so long, if it does. Messages that come meanwhile wait."""
+        end_s = time.monotonic() + self.deadline.left_s(time_s)
+        while self._ended is None and (rest_s := end_s - time.monotonic()) > 0:
+            self._pump(min(LOOK_AGAIN_S, rest_s))
 
     # --- ---
 

@@ -178,3 +178,5 @@ class RnicFacts:
     asked_spin_us: str | None
     """KBTP_SPIN_US."""
     default_spin_us: int
+    crc: bool
+    """What KBTP_CRC says; on where it says nothing."""

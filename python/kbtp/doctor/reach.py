@@ -22,6 +22,7 @@ from kbtp.initiator.session import InitiatorConfig, SaidHello, accepted
 from kbtp.iwarp.events import Failed, Received, TerminateReceived
 from kbtp.iwarp.mpa import ActiveStartup, MpaOptions, MpaRejected, MpaStartupError, Negotiated
 from kbtp.iwarp.stream import IwarpStream
+from kbtp.rnic import crc_wanted
 from kbtp.verbs.stag_table import StagTable
 from kbtp.wire import CommonHeader, ConnectionData, HelloAck, Nonces
 
@@ -182,7 +183,11 @@ class _Start:
 def _start(link: Link, config: InitiatorConfig, timeout_s: float) -> tuple[_Start, Passed]:
     deadline, came = Deadline(timeout_s), b""
     nonce = secrets.token_bytes(limits.CONNECTION_NONCE_BYTES)
-    startup = ActiveStartup(MpaOptions(), ConnectionData(nonce).pack(), config.read_depth, config.read_depth)
+    try:
+        mpa = MpaOptions(crc=crc_wanted())
+    except ApiMisuse as error:
+        raise Unreached(str(error), "correct or unset it") from None
+    startup = ActiveStartup(mpa, ConnectionData(nonce).pack(), config.read_depth, config.read_depth)
     result: Negotiated | MpaRejected | None = None
     try:
         link.send(startup.request, deadline)

@@ -7,7 +7,7 @@ import os
 from kbtp import limits
 from kbtp.doctor.facts import RnicFacts, RnicTrial, Text, Unknown
 from kbtp.errors import ApiMisuse
-from kbtp.rnic import chosen, native_build, open_rnic, trials
+from kbtp.rnic import chosen, crc_wanted, native_build, open_rnic, trials
 
 _SPIN_US, _RNIC = "KBTP_SPIN_US", "KBTP_RNIC"
 
@@ -35,6 +35,7 @@ def read_rnics(package_version: str) -> RnicFacts:
         asked_rnic_error="" if not asked or setting_error else _error_of(asked),
         asked_spin_us=os.environ.get(_SPIN_US),
         default_spin_us=limits.RNIC_SPIN_US,
+        crc=bool(setting_error) or crc_wanted(),
     )
 
 

@@ -265,3 +265,9 @@ def _of_settings(facts: RnicFacts) -> Iterator[Finding]:
     if not facts.setting_error:
         spin_us = facts.asked_spin_us or facts.default_spin_us
         yield ok("KBTP_SPIN_US", f"{spin_us}{'' if facts.asked_spin_us else ', the default; not set'}")
+        if not facts.crc:
+            yield note(
+                "KBTP_CRC",
+                "off: what TCP's checksum overlooks is not noticed by a stream",
+                "unset it, but where a peer on Linux siw takes right CRCs for wrong (docs/testing.md)",
+            )

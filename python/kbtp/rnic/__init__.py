@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kbtp.errors import ApiMisuse
 from kbtp.verbs.api import Rnic
@@ -13,32 +14,61 @@ _log = logging.getLogger("kbtp.rnic")
 
 AUTO = "auto"
 
+CRC_VARIABLE = "KBTP_CRC"
+_ON, _OFF = ("on", "1", "true", "t", "yes", "y"), ("off", "0", "false", "f", "no", "n")
+"""As command line options read the variable."""
+
+
+def crc_wanted(asked: bool | None = None) -> bool:
+    """Whether streams in user space ask for the CRCs of MPA: as `asked`, or as KBTP_CRC says; on where nobody does.
+
+    Raises `ApiMisuse` for a KBTP_CRC that says neither.
+    """
+    if asked is not None:
+        return asked
+    said = os.environ.get(CRC_VARIABLE) or _ON[0]
+    if said.lower() not in (*_ON, *_OFF):
+        raise ApiMisuse(f"{CRC_VARIABLE} is {said!r}: expected {_ON[0]} or {_OFF[0]}")
+    return said.lower() in _ON
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What whoever opens an RNIC may say of it; None of `spin_us` is its default."""
+
+    spin_us: int | None
+    crc: bool
+
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
     """An RNIC that may be there: `open` raises ImportError or OSError where it is not."""
 
     name: str
-    open: Callable[[int | None], Rnic]
+    open: Callable[[_Asked], Rnic]
 
 
-def _open_native(spin_us: int | None) -> Rnic:
+def _open_native(asked: _Asked) -> Rnic:
     from kbtp.rnic.native import NativeOptions, NativeRnic
 
-    return NativeRnic() if spin_us is None else NativeRnic(NativeOptions(spin_us=spin_us))
+    options = NativeOptions() if asked.spin_us is None else NativeOptions(spin_us=asked.spin_us)
+    return NativeRnic(replace(options, mpa=replace(options.mpa, crc=asked.crc)))
 
 
-def _open_rdma_core(spin_us: int | None, device: str | None) -> Rnic:
+def _open_rdma_core(asked: _Asked, device: str | None) -> Rnic:
     from kbtp.rnic.native import NativeOptions
     from kbtp.rnic.rdma_core import RdmaCoreRnic
 
-    return RdmaCoreRnic(None if spin_us is None else NativeOptions(spin_us=spin_us), device)
+    if not asked.crc:
+        raise ApiMisuse(f"{_RDMA_CORE} has no say in CRCs, its device has: leave out crc, --no-crc and {CRC_VARIABLE}")
+    return RdmaCoreRnic(None if asked.spin_us is None else NativeOptions(spin_us=asked.spin_us), device)
 
 
-def _open_reference(_spin_us: int | None) -> Rnic:
-    from kbtp.rnic.reference import ReferenceRnic
+def _open_reference(asked: _Asked) -> Rnic:
+    from kbtp.rnic.reference import ReferenceOptions, ReferenceRnic
 
-    return ReferenceRnic()
+    options = ReferenceOptions()
+    return ReferenceRnic(replace(options, mpa=replace(options.mpa, crc=asked.crc)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +94,7 @@ _RDMA_CORE = "rdma_core"
 """Never taken by "auto": whoever is to be reached through a device of rdma-core must have one too."""
 
 
-def open_rnic(name: str = AUTO, *, spin_us: int | None = None) -> Rnic:
+def open_rnic(name: str = AUTO, *, spin_us: int | None = None, crc: bool | None = None) -> Rnic:
     """Open the RNIC `name`, or with "auto" the best one there is; says in the log which.
 
     "rdma_core" takes the first RDMA device that has an active port, or what KBTP_RDMA_DEVICE names; "rdma_core:mlx5_0"
@@ -73,38 +103,52 @@ def open_rnic(name: str = AUTO, *, spin_us: int | None = None) -> Rnic:
     `spin_us`: how long whoever waits looks again before it blocks, with an RNIC that can; None is its default, or what
     the environment variable KBTP_SPIN_US says.
 
+    `crc`: ask for a CRC of each frame; None is what KBTP_CRC says, or on. A stream has none only if neither side asks
+    (RFC 5044 7.1.1). Without, what TCP's checksum overlooks is not noticed by the stream.
+
     Raises:
-        ApiMisuse: no RNIC has that name, or (with "auto") none works here.
+        ApiMisuse: no RNIC has that name, (with "auto") none works here, or it has no say in what was asked for.
         ImportError, OSError: the one asked for by name is not there.
     """
+    asked = _Asked(spin_us, crc_wanted(crc))
     if name == AUTO:
-        return _open_best(spin_us)
+        return _open_best(asked)
     for entry in _BEST_FIRST:
         if entry.name == name:
-            return entry.open(spin_us)
+            return _told(entry.open(asked), asked)
     kind, _, device = name.partition(":")
     if kind == _RDMA_CORE:
-        return _open_rdma_core(spin_us, device or None)
+        return _open_rdma_core(asked, device or None)
     known = ", ".join([AUTO, *(entry.name for entry in _BEST_FIRST), _RDMA_CORE])
     raise ApiMisuse(f"there is no RNIC named {name!r}; known are {known}")
 
 
-def _open_best(spin_us: int | None) -> Rnic:
-    choice = chosen(trials(spin_us))
+def _told(rnic: Rnic, asked: _Asked) -> Rnic:
+    if not asked.crc:
+        _log.warning("RNIC %s asks for no CRC: what TCP's checksum overlooks is not noticed", rnic.name)
+    return rnic
+
+
+def _open_best(asked: _Asked) -> Rnic:
+    choice = chosen(_trials(asked))
     if choice.taken is None or choice.taken.rnic is None:
         raise ApiMisuse(f"no RNIC works on this machine: {choice.why}")
     _log.info("using RNIC %s: %s", choice.taken.name, choice.why)
-    return choice.taken.rnic
+    return _told(choice.taken.rnic, asked)
 
 
-def trials(spin_us: int | None = None) -> Iterator[Trial]:
+def trials() -> Iterator[Trial]:
     """Each RNIC, best first, opened when it is asked for: whoever stops asking opens no further one.
 
     Raises `ApiMisuse` for a setting that is wrong.
     """
+    return _trials(_Asked(None, crc_wanted()))
+
+
+def _trials(asked: _Asked) -> Iterator[Trial]:
     for entry in _BEST_FIRST:
         try:
-            rnic = entry.open(spin_us)
+            rnic = entry.open(asked)
         except (ImportError, OSError) as error:
             _log.info("RNIC %s is not there: %s", entry.name, error)
             yield Trial(entry.name, None, str(error))
