@@ -74,7 +74,9 @@ def field_of(ours: Ours, spin_us: int, floor: Path, with_peers: bool, places: Pl
     spins = {False: 0, True: spin_us}
     named = {False: "blocking", True: f"spin {spin_us} us"}
     found = [kind for kind in KINDS if with_peers and kind.find() is not None]
-    absent = [f"{kind.name} is not installed: {kind.wanted}" for kind in KINDS if kind.find() is None]
+    absent = [
+        f"{kind.name} is not installed: {kind.wanted}" for kind in KINDS if kind.is_judged and kind.find() is None
+    ]
     field = Field(
         {s: ours.contender(f"kbtp, {named[s]}", us, places) for s, us in spins.items()},
         {s: Peer(bare_sockets.kind(f"bare sockets, {named[s]}", floor, us), places) for s, us in spins.items()},
@@ -132,7 +134,7 @@ class Run:
             results |= interleaved(contenders, cells, rounds=self.rounds, seconds=self.seconds, advance=advance)
         if "comparison" in self.phases:
             verdicts += ratios.against_floor(results, self.sizes, self.field.pairs)
-            peers = [peer.name for peer in self.field.peers]
+            peers = [peer.name for peer in self.field.peers if peer.is_judged]
             verdicts += ratios.against_peers(results, self.sizes, self.field.kbtp[True].name, peers)
         if "behaviour" in self.phases:
             manner = behaviour.Manner(self.rnic, self.spin_us, self.rounds, self.seconds, self.places, advance)

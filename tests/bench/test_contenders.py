@@ -5,15 +5,20 @@ from __future__ import annotations
 import socket
 import struct
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from bench.contenders import SLOTS, Kbtp, Peer
 from bench.peers import bare_sockets
 from bench.peers.lmcache import LMCache
+from bench.peers.lmcache_minimal import MinimalLMCache
 from bench.peers.text import Memcached, Resp, TextClient
 from kbtp.testing.bench.figures import LOAD, OPERATIONS, STORE, Cell
 from kbtp.testing.bench.process import BenchFailed
@@ -147,7 +152,7 @@ def serve_lmcache(stream: socket.socket) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "server"), [(Resp, serve_resp), (Memcached, serve_memcached), (LMCache, serve_lmcache)]
+    ("kind", "server"), [(Resp, serve_resp), (Memcached, serve_memcached), (MinimalLMCache, serve_lmcache)]
 )
 def test_a_text_client(kind: type[TextClient], server: Server, serving: Callable[[Server], int]) -> None:
     slots = Slots(4, 1024)
@@ -157,6 +162,94 @@ def test_a_text_client(kind: type[TextClient], server: Server, serving: Callable
         for operation in OPERATIONS:
             for outstanding in (1, 4):
                 assert workload.measure(operation, outstanding, SECONDS).verified >= outstanding
+    finally:
+        client.close()
+
+
+# --- LMCache's protocol classes, and stand-ins for these ---
+
+
+class Code(IntEnum):
+    PUT, GET, EXIST = 1, 2, 3
+    SUCCESS, FAIL = 200, 400
+
+
+@dataclass
+class Key:
+    model: str
+    world_size: int
+    worker: int
+    chunk_hash: int
+    dtype: int
+
+    def to_string(self) -> str:
+        return f"{self.model}@{self.world_size}@{self.worker}@{self.chunk_hash:x}@uint8"
+
+
+@dataclass
+class ClientMessage:
+    command: Code
+    key: Key
+    length: int
+    fmt: int
+    dtype: int
+    shape: tuple[int, ...]
+
+    def serialize(self) -> bytes:
+        fields = (self.command, self.length, self.fmt, self.dtype, 0, *self.shape)
+        return struct.pack("9i150s", *fields, self.key.to_string().encode().ljust(150))
+
+
+@dataclass
+class ServerMessage:
+    code: Code
+    length: int
+
+    @staticmethod
+    def packlength() -> int:
+        return 36
+
+    @classmethod
+    def deserialize(cls, octets: memoryview) -> ServerMessage:
+        code, length = struct.unpack_from("2i", octets)
+        return cls(Code(code), length)
+
+
+@pytest.fixture
+def lmcache(monkeypatch: pytest.MonkeyPatch) -> None:
+    protocol = {"ClientCommand": Code, "ServerReturnCode": Code, "ClientMetaMessage": ClientMessage}
+    for name, content in (
+        ("torch", {"uint8": 6, "float16": 2, "Size": tuple}),
+        ("lmcache", {}),
+        ("lmcache.utils", {"CacheEngineKey": Key}),
+        ("lmcache.v1", {}),
+        ("lmcache.v1.memory_management", {"MemoryFormat": int}),
+        ("lmcache.v1.protocol", {**protocol, "ServerMetaMessage": ServerMessage}),
+    ):
+        module = ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.mark.usefixtures("lmcache")
+def test_a_client_of_lmcaches_classes(serving: Callable[[Server], int]) -> None:
+    slots = Slots(4, 1024)
+    client = LMCache(slots, 8, {"port": serving(serve_lmcache)})
+    try:
+        workload = Workload(client, slots, 8)
+        for operation in OPERATIONS:
+            for outstanding in (1, 4):
+                assert workload.measure(operation, outstanding, SECONDS).verified >= outstanding
+    finally:
+        client.close()
+
+
+@pytest.mark.usefixtures("lmcache")
+def test_lmcaches_refusals_are_noticed(serving: Callable[[Server], int]) -> None:
+    client = LMCache(Slots(4, 1024), 8, {"port": serving(serve_lmcache)})
+    try:
+        with pytest.raises(BenchFailed, match="GET: FAIL"):
+            client.load([1], 0)()
     finally:
         client.close()
 

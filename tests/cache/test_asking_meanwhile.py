@@ -1,4 +1,4 @@
-"""A get of what is remembered: the index is asked while the target is at work."""
+"""What is done while the index is asked: a get loads what is remembered, a put makes what it will keep."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from kbtp.cache import Cache, MemoryIndex
+from kbtp.cache import Cache, MemoryIndex, Outcome
 from kbtp.cache.index import Answered
+from kbtp.cache.small import Small
 from kbtp.cache.steps import IndexUnavailable
 from kbtp.initiator.batches import Results
 from kbtp.initiator.client import Client
@@ -87,3 +88,54 @@ def test_the_index_is_asked_if_there_is_no_target_to_ask(
     order.clear()
     assert cache.get_into(b"key", bytearray(5)) is None
     assert order.count("asked") == 1
+
+
+class Pending(Answered):
+    def __init__(self, reply: object, order: list[str]) -> None:
+        super().__init__(reply)
+        self._order = order
+
+    def answer(self) -> object:
+        self._order.append("answered")
+        return super().answer()
+
+    def forget(self) -> None:
+        self._order.append("forgotten")
+
+
+class Asked(AtOnce):
+    def ask(self, step):  # type: ignore[no-untyped-def]
+        return Pending(super().ask(step).answer(), self.order)
+
+
+def test_what_a_put_keeps_is_made_while_the_index_is_asked(
+    open_cache: OpenCache, clock: Clock, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare = Small.prepare
+
+    def prepared(small: Small) -> None:
+        order.append("prepared")
+        prepare(small)
+
+    monkeypatch.setattr(Small, "prepare", prepared)
+    cache, into = open_cache(index=Asked(clock, order)), bytearray(5)
+    cache.put(b"first", b"value")
+    order.clear()
+    assert cache.put(b"key", b"value") is Outcome.STORED
+    assert order[:3] == ["asked", "prepared", "answered"]
+    assert cache.get_into(b"key", into) == 5
+
+
+def test_a_put_that_is_interrupted_meanwhile_frees_its_block(
+    open_cache: OpenCache, clock: Clock, order: list[str], monkeypatch: pytest.MonkeyPatch, target: WatchedServer
+) -> None:
+    cache = open_cache(index=Asked(clock, order))
+    cache.put(b"first", b"value")
+    order.clear()
+    with monkeypatch.context() as interrupting, pytest.raises(KeyboardInterrupt):
+        interrupting.setattr(Small, "prepare", lambda _: (_ for _ in ()).throw(KeyboardInterrupt()))
+        cache.put(b"key", b"value")
+    assert order == ["asked", "forgotten"]
+    assert cache.put(b"next", b"value") is Outcome.STORED
+    assert cache.get_into(b"key", bytearray(5)) is None
+    assert target.used_blocks == 2

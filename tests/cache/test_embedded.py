@@ -32,6 +32,11 @@ def embedded() -> Iterator[EmbeddedIndex]:
     index.close()
 
 
+def test_ctrl_c_is_not_for_it_and_it_shares_its_parents_session(embedded: EmbeddedIndex) -> None:
+    assert os.getpgid(embedded.pid) == embedded.pid
+    assert os.getsid(embedded.pid) == os.getsid(0)
+
+
 def ended(pid: int) -> bool:
     """A zombie has ended too: whoever inherits it may be slow to notice."""
     try:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kbtp import limits
 from kbtp.cache import IndexUnavailable, MemoryIndex, Outcome
 from kbtp.cache.announcement import Announcement
-from kbtp.cache.checksum import checksums
+from kbtp.cache.checksum import checksum, checksums
 from kbtp.cache.get import Get, get_many
 from kbtp.cache.keys import Names
 from kbtp.cache.lookups import Named, contains_many, delete_many
@@ -42,6 +43,7 @@ from kbtp.errors import ApiMisuse
 from kbtp.initiator.batches import Results
 from kbtp.initiator.operations import Result
 from kbtp.types import BlockRef, Handle, Status
+from kbtp.verbs.requester import RECORD
 
 from .conftest import BLOCK_BYTES, Clock
 
@@ -56,6 +58,15 @@ def keys_of(target: Announcement, count: int) -> list[bytes]:
     return [key for key in keys if placement(NAMES.of(key), [ONE, OTHER])[0] is target][:count]
 
 
+def with_checksums(results: Sequence[Result], taken: Sequence[int]) -> Results:
+    """All of them SUCCESS."""
+    rows = [
+        (Status.SUCCESS, one.generation, one.length_bytes, one.handle, 0, value)
+        for one, value in zip(results, taken, strict=True)
+    ]
+    return Results(np.array(rows, RECORD).tobytes(), True, {})
+
+
 class Cluster:
     """An index and targets of 4 blocks a writer that only count, in this process, and one writer."""
 
@@ -65,6 +76,8 @@ class Cluster:
         self.bound: dict[int, dict[Handle, BlockRef]] = {}
         self.sessions: dict[int, Session] = {}
         self.full: set[int] = set()
+        self.knows_checksums = False
+        """As an RNIC that takes them on the way."""
         self._number = self._generation = 0
         for target in targets:
             self.index.perform(Announce(target))
@@ -119,7 +132,9 @@ class Cluster:
             handle = next(one for one in range(FIRST_HANDLE, FIRST_HANDLE + 8) if one not in self.bound[number])
             self.bound[number][handle] = BlockRef(handle, self._generation, len(piece))
             made.append(Result(Status.SUCCESS, handle, self._generation, len(piece)))
-        return Results.of(made)
+        if not self.knows_checksums:
+            return Results.of(made)
+        return with_checksums(made, [checksum([piece]) for piece in pieces])
 
     def used_of(self, number: int) -> int:
         return len(self.bound[number])
@@ -145,9 +160,9 @@ class Cluster:
         plan = put_many(state or self.state, puts, PutOptions(copies=copies), self.clock())
         return Running(self, plan, puts)
 
-    def get(self, key: bytes) -> Running:
+    def get(self, key: bytes, *, verify: bool = False) -> Running:
         gets = [Get(NAMES.of(key), memoryview(bytearray(4 * BLOCK_BYTES)))]
-        return Running(self, get_many(self.state, gets, verify=False, now_s=self.clock()), gets)
+        return Running(self, get_many(self.state, gets, verify=verify, now_s=self.clock()), gets)
 
     def delete(self, key: bytes) -> None:
         named = [Named(NAMES.of(key))]
@@ -483,9 +498,10 @@ def test_blocks_that_were_never_asked_for_are_room_whatever_became_of_the_others
 # --- without looking first -----------------------------------------------------------------------
 
 
-@pytest.fixture
-def claiming(cluster: Cluster) -> Cluster:
+@pytest.fixture(params=[True, False], ids=["checksums known", "checksums to be taken"])
+def claiming(cluster: Cluster, request: pytest.FixtureRequest) -> Cluster:
     """Its writer has put once, which tells it all that a put without a look-up needs."""
+    cluster.knows_checksums = request.param
     cluster.put(b"first").end()
     return cluster
 
@@ -542,6 +558,30 @@ def test_an_index_that_is_lost_while_it_is_claimed_leaks_nothing(claiming: Clust
     assert claiming.used() == claiming.state.shares[1].used_blocks == 4
 
 
+def test_a_batch_of_which_somebody_has_put_a_part_frees_that_and_holds_the_rest(claiming: Cluster) -> None:
+    claim = claiming.put(b"1", b"2", b"3").before(Claim)
+    other = claiming.writer()
+    other.identity = Identity(bytes(limits.INITIATOR_ID_BYTES), NAMES.fingerprint)
+    record = Record(other.owner, 1, 0, BLOCK_BYTES, (Copy(1, (BlockRef(1, 1, 1),)),)).pack()
+    claiming.index.perform(Publish([(NAMES.of(b"2"), record)]))
+    assert claim.end() == [Outcome.STORED, Outcome.PRESENT, Outcome.STORED]
+    assert claiming.used() == claiming.state.shares[1].used_blocks == 3
+    assert claiming.state.shares[1].value_count == 3
+
+
+def test_what_is_made_while_the_index_is_asked_is_made_once(claiming: Cluster) -> None:
+    claim = claiming.put(b"1", b"2").before(Claim)
+    assert isinstance(claim.step, Claim)
+    for _ in range(2):
+        if claim.step.meanwhile is not None:
+            claim.step.meanwhile()
+    assert claim.end() == [Outcome.STORED, Outcome.STORED]
+    assert claiming.state.counters.bytes_stored == 3 * BLOCK_BYTES
+    claiming.delete(b"1")
+    assert claiming.used() == claiming.state.shares[1].used_blocks == 2
+    assert claiming.records_are_true()
+
+
 def test_a_claim_that_is_interrupted_leaks_nothing(claiming: Cluster) -> None:
     claiming.put(b"key").before(Claim).interrupt()
     assert claiming.put(b"next", blocks=3).end() == [Outcome.STORED]
@@ -569,10 +609,16 @@ def test_a_claim_hears_of_what_others_have_deleted_and_of_a_new_life(claiming: C
 # --- while the index is asked --------------------------------------------------------------------
 
 
+@pytest.fixture(params=[True, False], ids=["verified", "not verified"])
+def verify(request: pytest.FixtureRequest) -> bool:
+    verified: bool = request.param
+    return verified
+
+
 @pytest.mark.parametrize("answered", [True, False])
-def test_what_was_loaded_while_the_index_failed_is_a_miss(cluster: Cluster, answered: bool) -> None:
+def test_what_was_loaded_while_the_index_failed_is_a_miss(cluster: Cluster, answered: bool, verify: bool) -> None:
     cluster.put(b"key").end()
-    getting = cluster.get(b"key").before(Beside)
+    getting = cluster.get(b"key", verify=verify).before(Beside)
     if answered:
         assert isinstance(getting.step, Beside)
         reply = IndexUnavailable("no answer"), {1: Results.of([Result(Status.SUCCESS, 1, 1, BLOCK_BYTES)])}
@@ -583,18 +629,40 @@ def test_what_was_loaded_while_the_index_failed_is_a_miss(cluster: Cluster, answ
     assert cluster.state.counters.index_failures == 1
 
 
-def test_what_is_remembered_and_gone_is_stale_like_any_other(cluster: Cluster) -> None:
+def test_what_is_remembered_and_gone_is_stale_like_any_other(cluster: Cluster, verify: bool) -> None:
     cluster.put(b"key").end()
     cluster.bound[1].clear()
-    assert cluster.get(b"key").before(Beside).take().before(Remove).end() == [Outcome.MISS]
+    assert cluster.get(b"key", verify=verify).before(Beside).take().before(Remove).end() == [Outcome.MISS]
     assert cluster.state.counters.stale_records == 1
     assert cluster.index.perform(Lookup([NAMES.of(b"key")])).records == [None]
     assert isinstance(cluster.get(b"key").step, Lookup)
 
 
-def test_what_is_remembered_and_was_deleted_is_a_miss_and_not_stale(cluster: Cluster) -> None:
+@pytest.mark.parametrize(
+    ("length_bytes", "flipped", "outcome"),
+    [(BLOCK_BYTES, 0, Outcome.HIT), (BLOCK_BYTES, 1, Outcome.MISS), (BLOCK_BYTES - 1, 0, Outcome.MISS)],
+    ids=["as recorded", "another checksum", "another length"],
+)
+def test_what_was_loaded_by_what_is_remembered_counts_if_it_is_as_recorded(
+    cluster: Cluster, length_bytes: int, flipped: int, outcome: Outcome
+) -> None:
+    cluster.put(b"key").end()
+    getting = cluster.get(b"key", verify=True).before(Beside)
+    assert isinstance(getting.step, Beside)
+    taken = checksum([memoryview(bytes(BLOCK_BYTES))]) ^ flipped
+    loaded = with_checksums([Result(Status.SUCCESS, 1, 1, length_bytes)], [taken])
+    reply = cluster.index.perform(getting.step.index), {1: loaded}
+    getting._next(lambda: getting._plan.send(reply))
+    assert getting.end() == [outcome]
+    counters = cluster.state.counters
+    assert (counters.hits, counters.corrupt_values) == (int(outcome is Outcome.HIT), flipped)
+    there = cluster.index.perform(Lookup([NAMES.of(b"key")])).records != [None]
+    assert there is (outcome is Outcome.HIT)
+
+
+def test_what_is_remembered_and_was_deleted_is_a_miss_and_not_stale(cluster: Cluster, verify: bool) -> None:
     cluster.put(b"key").end()
     cluster.index.perform(Discard([NAMES.of(b"key")]))
-    assert cluster.get(b"key").before(Beside).end() == [Outcome.MISS]
+    assert cluster.get(b"key", verify=verify).before(Beside).end() == [Outcome.MISS]
     assert cluster.state.counters.stale_records == 0
     assert isinstance(cluster.get(b"key").step, Lookup)

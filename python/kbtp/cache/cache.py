@@ -9,14 +9,14 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from kbtp.cache.get import get_many
-from kbtp.cache.index import Asking, Index, is_at_once, open_index
+from kbtp.cache.index import Asking, Index, ask, is_at_once, open_index
 from kbtp.cache.links import Links
 from kbtp.cache.lookups import clear, contains_many, delete_many, pin_many, unpin_many
 from kbtp.cache.outcomes import Counters, Item, Outcome, ended, valid
 from kbtp.cache.put import put_many
 from kbtp.cache.requests import checked_s, gets_of, named_of, puts_of
 from kbtp.cache.settings import CacheSettings
-from kbtp.cache.steps import TARGET_STEPS, Beside, IndexUnavailable, ListTargets, Load, Plan, Step
+from kbtp.cache.steps import TARGET_STEPS, Beside, Claim, IndexUnavailable, ListTargets, Load, Plan, Step
 from kbtp.rnic import open_rnic
 from kbtp.verbs.api import Rnic
 from kbtp.verbs.buffers import buffer_of
@@ -196,9 +196,20 @@ class Cache:
             return self._links.load(step)
         if isinstance(step, TARGET_STEPS):
             return self._links.perform(step)
+        if isinstance(step, Claim) and step.meanwhile is not None:
+            return self._claim(step, step.meanwhile)
         if isinstance(step, ListTargets) and self._settings.targets is not None:
             return self._links.listed()
         return self._index.perform(step)
+
+    def _claim(self, step: Claim, meanwhile: Callable[[], None]) -> Any:
+        asked = ask(self._index, step)
+        try:
+            meanwhile()
+        except BaseException:
+            asked.forget()
+            raise
+        return asked.answer()
 
     def _beside(self, step: Beside) -> tuple[Any, Any]:
         asking = Asking(self._index, step.index)

@@ -26,8 +26,11 @@ _STOP_S = 5.0
 _TRIES = 5  # a free port may be taken between being found and being used
 
 # Valkey does not mind that its parent has died: so the kernel ends it. A parent that died before is noticed too.
+# Ctrl-C is for the target alone, which ends it in order: so it has a process group of its own, but no session: Linux
+# shares out processor time by session, and a target that gives the processor up would not give it to another one's.
 _CHILD = """
 import ctypes, os, signal, sys
+os.setpgid(0, 0)
 PR_SET_PDEATHSIG = 1
 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 if os.getppid() != int(sys.argv[1]):
@@ -84,7 +87,6 @@ class EmbeddedIndex:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,  # Ctrl-C reaches the target alone, which ends it in order
         )
         self._reader = threading.Thread(target=self._read, name="kbtp-index", daemon=True)
         self._reader.start()

@@ -64,7 +64,10 @@ def get_many(state: State, gets: Sequence[Get], *, verify: bool, now_s: float) -
     """Every one of `gets` has its `item` when this is done."""
     try:
         wanted = [get for get in gets if get.item is None]
-        if not _are_remembered(state, wanted):
+        known = _known(state, wanted) if verify else None
+        if known is not None:
+            yield from _load_known(state, wanted, *known, now_s)
+        elif not _are_remembered(state, wanted):
             yield from _look_up(state, wanted, now_s)
         else:
             yield from _load_beside(state, wanted, verify, now_s)
@@ -154,12 +157,32 @@ def _load_beside(state: State, gets: Sequence[Get], verify: bool, now_s: float) 
     as if they had been looked up and nothing else.
     """
     jobs, load = _jobs(gets, verify)
-    looked: Looked | IndexUnavailable
-    replies: Mapping[int, Results | None] = {}
+    looked, replies = yield from _beside(state, gets, load)
+    yield from _saw_beside(state, gets, jobs, looked, replies, verify, now_s)
+
+
+_Replies: TypeAlias = Mapping[int, Results | None]
+
+
+def _beside(state: State, gets: Sequence[Get], load: Load) -> Plan[tuple[Looked | IndexUnavailable, _Replies]]:
     try:
-        looked, replies = yield Beside(state.lookup([get.name for get in gets]), load)
+        replies: tuple[Looked | IndexUnavailable, _Replies] = yield Beside(
+            state.lookup([get.name for get in gets]), load
+        )
+        return replies
     except IndexUnavailable as error:
-        looked = error
+        return error, {}
+
+
+def _saw_beside(
+    state: State,
+    gets: Sequence[Get],
+    jobs: _Jobs,
+    looked: Looked | IndexUnavailable,
+    replies: _Replies,
+    verify: bool,
+    now_s: float,
+) -> Plan[None]:
     if isinstance(looked, Looked) and looked.records == [get.octets for get in gets]:
         state.saw_life(looked.life)
         yield from _loaded(state, gets, jobs, replies, verify)
@@ -173,6 +196,59 @@ def _load_beside(state: State, gets: Sequence[Get], verify: bool, now_s: float) 
     except IndexUnavailable as error:
         state.index_failed(error)
     _prepare_all(state, gets)
+
+
+_Known: TypeAlias = tuple[Announcement, list[bytes], list[Record]]
+"""A target, and of each value the octets of its record, and what they say."""
+
+
+def _known(state: State, gets: Sequence[Get]) -> _Known | None:
+    """If all are remembered as values of one block each on one target that is there: what most gets are of."""
+    octets, records = [], []
+    where: int | None = None
+    for get in gets:
+        remembered = state.remembered.get(get.name)
+        if remembered is None:
+            return None
+        record = remembered[1]
+        if len(record.copies) != 1 or record.length_bytes > min(record.block_bytes, len(get.view)):
+            return None
+        incarnation = record.copies[0].incarnation
+        if where is not None and where != incarnation:
+            return None
+        where = incarnation
+        octets.append(remembered[0])
+        records.append(record)
+    target = None if where is None else state.targets.get(where)
+    return None if target is None else (target, octets, records)
+
+
+def _load_known(
+    state: State, gets: Sequence[Get], target: Announcement, octets: list[bytes], records: list[Record], now_s: float
+) -> Plan[None]:
+    """As `_load_beside`, and no more than is to be done if all goes well."""
+    into = [
+        get.view if len(get.view) == record.length_bytes else get.view[: record.length_bytes]
+        for get, record in zip(gets, records, strict=True)
+    ]
+    job = LoadJob(target, [record.copies[0].refs[0] for record in records], into)
+    looked, replies = yield from _beside(state, gets, Load({target.incarnation: job}, True))
+    for get, said, record in zip(gets, octets, records, strict=True):
+        get.octets, get.record = said, record
+    results = replies.get(target.incarnation)
+    if (
+        results is not None
+        and results.ok
+        and isinstance(looked, Looked)
+        and looked.records == octets
+        and [(row[2], row[5]) for row in results.rows] == [(one.length_bytes, one.checksum) for one in records]
+    ):
+        state.saw_life(looked.life)
+        for get in gets:
+            get.hit()
+        return
+    jobs = {target: [(get, record.copies[0]) for get, record in zip(gets, records, strict=True)]}
+    yield from _saw_beside(state, gets, jobs, looked, replies, True, now_s)
 
 
 # --- what was looked up --------------------------------------------------------------------------

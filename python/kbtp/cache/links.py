@@ -73,6 +73,10 @@ def regions_of(register: Callable[[object], MemoryRegion], buffers: Mapping[int,
     return regions
 
 
+def _stored(client: Client, views: Sequence[memoryview]) -> Results:
+    return client.alloc_store_many(views, checksums=True)
+
+
 class _Begun:
     """Calls in other threads, which may have begun though whoever wanted to hear of it was interrupted."""
 
@@ -124,12 +128,12 @@ class Links:
                 if None in sessions:  # to learn that a former life is not there has ended the session with this one
                     sessions = [one and self._session(at) for at, one in zip(step.targets, sessions, strict=True)]
                 return {target.incarnation: one for target, one in zip(step.targets, sessions, strict=True)}
+            case AllocStore():
+                return self._alloc_store(step)
             case Load():
                 return self.load(step)
             case TakeChecksums():
                 return checksums(step.values)
-            case AllocStore():
-                return self._alloc_store(step)
             case Free():
                 return self._each(step.jobs, lambda inc, job: self._in_session(inc, job[0], Client.free_many, job[1]))
 
@@ -172,13 +176,17 @@ class Links:
         client = self._with(link, job.target)
         if client is None:
             return None
-        load = partial(client.load_many, job.refs, job.into, checksums=with_checksums, meanwhile=meanwhile)
-        return self._run(link, client, load)
+        results = client.load_many(job.refs, job.into, checksums=with_checksums, meanwhile=meanwhile)
+        if client.closed:
+            self._lost(link, client)
+        return results
 
     def _alloc_store(self, step: AllocStore) -> dict[int, Results | None]:
-        store = partial(Client.alloc_store_many, checksums=True)
         try:
-            return self._each(step.jobs, lambda inc, job: self._in_session(inc, job[0], store, job[1]))
+            if len(step.jobs) == 1:
+                [(incarnation, (number, views))] = step.jobs.items()
+                return {incarnation: self._in_session(incarnation, number, _stored, views)}
+            return self._each(step.jobs, lambda inc, job: self._in_session(inc, job[0], _stored, job[1]))
         except BaseException:  # nobody hears which blocks have been bound: the next sessions free them
             for incarnation, (number, _) in step.jobs.items():
                 for _, client in self._sessions(incarnation, number):
@@ -189,27 +197,25 @@ class Links:
         self, incarnation: int, number: int, call: Callable[[Client, Any], Results], argument: Sequence[Any]
     ) -> Results | None:
         for link, client in self._sessions(incarnation, number):
-            return self._run(link, client, partial(call, client, argument))
+            results = call(client, argument)
+            if client.closed:
+                self._lost(link, client)
+            return results
         return None
 
     def _sessions(self, incarnation: int, number: int) -> list[tuple[Link, Client]]:
         """That one session, if it is the one there is."""
         with self._lock:
             links = list(self._links.values())
-        found = []
-        for link in links:
-            client, session = link.client, link.session
-            if client is None or session is None or session.number != number or client.closed:
-                continue
-            if client.incarnation == incarnation:
-                found.append((link, client))
-        return found
-
-    def _run(self, link: Link, client: Client, call: Callable[[], Results]) -> Results:
-        results = call()
-        if client.closed:
-            self._lost(link, client)
-        return results
+        return [
+            (link, client)
+            for link in links
+            if (client := link.client) is not None
+            and (session := link.session) is not None
+            and session.number == number
+            and client.incarnation == incarnation
+            and not client.closed
+        ]
 
     # --- sessions ------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from kbtp.cache.outcomes import NO_SPACE, UNAVAILABLE, Item, Outcome
 from kbtp.cache.placement import placement
 from kbtp.cache.record import Copy, Record
 from kbtp.cache.share import Held, Share
+from kbtp.cache.small import Small
 from kbtp.cache.state import State
 from kbtp.cache.steps import AllocStore, Claim, Claimed, Entry, IndexUnavailable, Plan, Publish, Remove, TakeChecksums
 from kbtp.cache.upkeep import announce_again, free_orphans, keep_up, make_room, open_shares, remove_unsure
@@ -67,10 +68,14 @@ class PutOptions:
 def put_many(state: State, puts: Sequence[Put], options: PutOptions, now_s: float) -> Plan[None]:
     """Every one of `puts` has its `item` when this is done."""
     try:
-        if _is_reserved(state, [put for put in puts if put.item is None], options, now_s):
+        small = _small(state, puts, options, now_s)
+        if small is not None:
+            yield from _claim_small(state, small, puts, options, now_s)
+        elif _is_reserved(state, [put for put in puts if put.item is None], options, now_s):
             yield from _claim(state, [put for put in puts if put.item is None], options, now_s)
-        if any(put.item is None for put in puts):
-            yield from _look_up(state, [put for put in puts if put.item is None], now_s)
+        wanted = [put for put in puts if put.item is None]
+        if wanted:
+            yield from _look_up(state, wanted, now_s)
             yield from _put(state, puts, options, now_s)
     except IndexUnavailable as error:
         state.index_failed(error)
@@ -79,7 +84,8 @@ def put_many(state: State, puts: Sequence[Put], options: PutOptions, now_s: floa
             put.item = put.item or UNAVAILABLE
         _count(state, puts)
     present = [put for put in puts if put.owner]
-    state.used([put.name for put in present], [put.owner for put in present])
+    if present:
+        state.used([put.name for put in present], [put.owner for put in present])
 
 
 def _count(state: State, puts: Sequence[Put]) -> None:
@@ -157,9 +163,17 @@ def _is_reserved(state: State, puts: Sequence[Put], options: PutOptions, now_s: 
 def _claim(state: State, puts: Sequence[Put], options: PutOptions, now_s: float) -> Plan[None]:
     """Store and publish `puts`. Where that is not done, or somebody was first, they are to be looked up."""
     yield from _store(state, puts)
+    yield from _claim_stored(state, puts, options, now_s)
+
+
+def _claim_stored(state: State, puts: Sequence[Put], options: PutOptions, now_s: float) -> Plan[None]:
     stored = [put for put in puts if put.refs]
     if stored:
         yield from _publish(state, stored, options, now_s, claim=True)
+    yield from _saw_claimed(state, puts, now_s)
+
+
+def _saw_claimed(state: State, puts: Sequence[Put], now_s: float) -> Plan[None]:
     for put in puts:
         if put.item is not None and (put.item.outcome is Outcome.STORED or put.item.outcome is Outcome.INVALID):
             continue
@@ -167,6 +181,56 @@ def _claim(state: State, puts: Sequence[Put], options: PutOptions, now_s: float)
         put.stored_in_vain()
     if state.must_announce:
         yield from announce_again(state, now_s)
+
+
+def _small(state: State, puts: Sequence[Put], options: PutOptions, now_s: float) -> Small | None:
+    if options.copies != 1 or options.ttl_s is not None or not puts:
+        return None
+    names: list[bytes] = []
+    views: list[memoryview] = []
+    for put in puts:
+        if put.item is not None:
+            return None
+        names.append(put.name)
+        views.append(put.view)
+    return Small.reserved(state, names, views, now_s)
+
+
+def _claim_small(state: State, small: Small, puts: Sequence[Put], options: PutOptions, now_s: float) -> Plan[None]:
+    """As `_claim`, and not a step more if all goes well."""
+    share, number = small.share, small.number
+    reply: dict[int, Results | None] = yield AllocStore({share.incarnation: (number, small.views)})
+    if not small.are_stored(reply[share.incarnation]):
+        _send_to(small, puts)
+        yield from _saw_stored(state, puts, {share: puts}, reply)
+        yield from _claim_stored(state, puts, options, now_s)
+        return
+    try:
+        claimed: Claimed = yield Claim(small.entries, small.owner, meanwhile=small.prepare)
+        state.saw_life(claimed.life)
+        state.read_mail(claimed.mail)
+    except BaseException:
+        state.unsure += small.entries
+        share.give_up(small.refs(), number)  # published or not: without its blocks a record is stale, and so a miss
+        raise
+    if all(claimed.firsts) and share.is_in(number):
+        for put, item in zip(puts, small.held(state), strict=True):
+            put.item = item
+        if any(share.orphans for share in state.shares.values()):
+            yield from free_orphans(state)
+        if state.must_announce:
+            yield from announce_again(state, now_s)
+    else:
+        _send_to(small, puts)
+        for put, (_, record), ref in zip(puts, small.entries, small.refs(), strict=True):
+            put.record, put.refs = record, {share: (ref,)}
+        yield from _saw_published(state, puts, claimed.firsts, None)
+        yield from _saw_claimed(state, puts, now_s)
+
+
+def _send_to(small: Small, puts: Sequence[Put]) -> None:
+    for put in puts:
+        put.shares, put.sessions = [small.share], {small.share: small.number}
 
 
 # --- looking first -------------------------------------------------------------------------------
@@ -273,6 +337,12 @@ def _store(state: State, puts: Sequence[Put]) -> Plan[None]:
     reply: dict[int, Results | None] = yield AllocStore(
         {share.incarnation: (share.number, _pieces(going, share.block_bytes)) for share, going in jobs.items()}
     )
+    yield from _saw_stored(state, puts, jobs, reply)
+
+
+def _saw_stored(
+    state: State, puts: Sequence[Put], jobs: Mapping[Share, Sequence[Put]], reply: Mapping[int, Results | None]
+) -> Plan[None]:
     why: dict[Put, Item] = {}
     for share, going in jobs.items():
         results = reply[share.incarnation]

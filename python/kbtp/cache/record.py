@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kbtp.limits import BLOCK_SIZE_MAX_BYTES, CACHE_COPIES_MAX, CACHE_RECORD_MAX_BLOCKS, INITIATOR_ID_BYTES
@@ -90,6 +91,17 @@ class Record(NamedTuple):
             refs = [BlockRef(handle, gen, length) for (handle, gen), length in zip(blocks, lengths, strict=True)]
             copies.append(Copy(incarnation, tuple(refs)))
         return cls(owner, length_bytes, checksum, block_bytes, tuple(copies))
+
+
+def pack_small(
+    owner: bytes, block_bytes: int, incarnation: int, lengths_bytes: Sequence[int], rows: Iterable[Sequence[int]]
+) -> list[bytes]:
+    """Of values of one block each on one target: `rows` are as `Results.rows`."""
+    pack = _SMALL.pack
+    return [
+        pack(_VERSION, 1, owner, length_bytes, checksum, block_bytes, incarnation, handle, generation)
+        for length_bytes, (_, generation, _, handle, _, checksum) in zip(lengths_bytes, rows, strict=True)
+    ]
 
 
 def block_lengths(length_bytes: int, block_bytes: int) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kbtp.cache.record import Record
 from kbtp.limits import CACHE_REMEMBERED_MAX_BLOCKS
 
@@ -20,6 +22,9 @@ class Remembered:
 
     def __contains__(self, name: bytes) -> bool:
         return name in self._records
+
+    def has_any(self, names: Iterable[bytes]) -> bool:
+        return not self._records.keys().isdisjoint(names)
 
     def keep(self, name: bytes, octets: bytes, record: Record) -> None:
         """It was there just now."""

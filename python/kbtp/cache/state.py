@@ -117,7 +117,7 @@ class State:
             and not self.targets_are_old(now_s)
             and self.swept_at_s is not None
             and now_s - self.swept_at_s < limits.CACHE_SWEEP_S
-            and not any(name in self.remembered for name in names)
+            and not self.remembered.has_any(names)
         )
 
     # --- targets -------------------------------------------------------------------------------

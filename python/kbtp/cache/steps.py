@@ -7,7 +7,7 @@ that it is the same for threads and for asyncio, and a test can stop it between 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias, TypeVar
@@ -62,6 +62,8 @@ class Claim:
     entries: Sequence[Entry]
     owner: bytes
     ttl_ms: int | None = None
+    meanwhile: Callable[[], None] | None = field(default=None, compare=False, repr=False)
+    """To be called, or not, once the index is asked: it changes nothing that another plan sees."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,13 +215,21 @@ class _Asked:
 
     def __init__(self, index: ValkeyIndex, step: IndexStep) -> None:
         self._index = index
-        self._begin = partial(index.begun, step)
-        self._dialogue, self._left_s = index.in_time(index.timeout_s, lambda: (self._begin(), left_s()))
+        self._step = step
+        self._dialogue = index.in_time(index.timeout_s, self._begin)
 
     def answer(self) -> Any:
-        reply = self._index.in_time(self._left_s, self._dialogue.finish, lambda: self._begin().finish())
+        reply = self._index.in_time(self._left_s, self._dialogue.finish, self._anew)
         self._index.worked()
         return reply
+
+    def _begin(self) -> Dialogue:
+        dialogue = self._index.begun(self._step)
+        self._left_s = left_s()
+        return dialogue
+
+    def _anew(self) -> Any:
+        return self._index.begun(self._step).finish()
 
     def forget(self) -> None:
         self._dialogue.forget()

@@ -200,9 +200,11 @@ def alloc_store_batch(
     direct: bool = False,
     checksums: bool = False,
 ) -> Batch:
-    chosen: Sequence[Handle | None] = [None] * len(data) if handles is None else handles
-    _equally_many(data=data, handles=chosen)
-    return Batch(Opcode.ALLOC_STORE, sealing(seal), chosen, data, direct=direct, checksums=checksums)
+    if handles is None:
+        free: Sequence[None] = [None] * len(data)
+        return Batch(Opcode.ALLOC_STORE, sealing(seal), free, data, direct=direct, checksums=checksums)
+    _equally_many(data=data, handles=handles)
+    return Batch(Opcode.ALLOC_STORE, sealing(seal), handles, data, direct=direct, checksums=checksums)
 
 
 def free_batch(blocks: Sequence[BlockRef | Handle]) -> Batch:

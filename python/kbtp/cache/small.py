@@ -1,0 +1,112 @@
+"""Values of one block each, all new, on the one target there is: what most puts are of, with as little as can be done.
+
+Before the blocks are sent is only what decides whether they may be; what need not wait for the index is made while it
+is asked. Whatever else happens than that all goes well is for the plan of any put (`put.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kbtp.cache.outcomes import Item, Outcome
+from kbtp.cache.record import Copy, Record, pack_small
+from kbtp.cache.share import Held, Share
+from kbtp.cache.state import State
+from kbtp.cache.steps import Entry
+from kbtp.initiator.batches import Results
+from kbtp.limits import CACHE_CLAIM_MAX_BYTES
+from kbtp.types import BlockRef
+from kbtp.verbs.requester import NO_CHECKSUM
+
+
+class Small:
+    """Some values, for which blocks of `share` are reserved in its session `number`."""
+
+    __slots__ = (
+        "_held",
+        "_items",
+        "_records",
+        "_rows",
+        "entries",
+        "lengths_bytes",
+        "names",
+        "number",
+        "owner",
+        "share",
+        "views",
+    )
+
+    def __init__(self, owner: bytes, share: Share, names: Sequence[bytes], views: Sequence[memoryview]) -> None:
+        self.owner = owner
+        self.share = share
+        self.number = share.number
+        self.names = names
+        self.views = views
+        self.lengths_bytes = [len(view) for view in views]
+        self.entries: Sequence[Entry] = ()
+        """Once all are stored."""
+        self._rows: Sequence[tuple[int, int, int, int, int, int]] = ()
+        self._items: list[Item] = []
+        self._held: list[Held] = []
+        self._records: list[Record] = []
+
+    @classmethod
+    def reserved(cls, state: State, names: Sequence[bytes], views: Sequence[memoryview], now_s: float) -> Small | None:
+        """None, and nothing reserved, if they are not such values, or are not likely to be new."""
+        if len(state.targets) != 1 or not state.may_claim(names, now_s):
+            return None
+        [target] = state.targets.values()
+        share = state.shares.get(target.incarnation)
+        if share is None or not share.settled or target.draining or len(names) > share.room_blocks:
+            return None
+        small = cls(state.owner, share, names, views)
+        lengths_bytes = small.lengths_bytes
+        if not 0 < min(lengths_bytes) <= max(lengths_bytes) <= share.block_bytes:
+            return None
+        if sum(lengths_bytes) > CACHE_CLAIM_MAX_BYTES:
+            return None
+        share.reserve(len(names))
+        return small
+
+    def are_stored(self, results: Results | None) -> bool:
+        """Whether all blocks are sealed and their checksums known; then there are `entries`."""
+        if results is None or not results.ok:
+            return False
+        rows = results.rows
+        checksums = [row[5] for row in rows]
+        if NO_CHECKSUM in checksums:
+            return False
+        share = self.share
+        records = pack_small(self.owner, share.block_bytes, share.incarnation, self.lengths_bytes, rows)
+        self.entries = list(zip(self.names, records, strict=True))
+        self._rows = rows
+        return True
+
+    def prepare(self) -> None:
+        """What `held` needs, if it is not there yet. Of what others see nothing changes."""
+        if self._items:
+            return
+        owner, incarnation, block_bytes = self.owner, self.share.incarnation, self.share.block_bytes
+        held, records = [], []
+        for ref, row, (_, octets) in zip(self.refs(), self._rows, self.entries, strict=True):
+            refs = (ref,)
+            held.append(Held(octets, refs))
+            records.append(Record(owner, ref.length_bytes, row[5], block_bytes, (Copy(incarnation, refs),)))
+        items = {length_bytes: Item(Outcome.STORED, length_bytes) for length_bytes in self.lengths_bytes}
+        self._held, self._records = held, records
+        # The last: whoever was interrupted before begins anew.
+        self._items = [items[length_bytes] for length_bytes in self.lengths_bytes]
+
+    def refs(self) -> list[BlockRef]:
+        return [BlockRef(row[3], row[1], length) for row, length in zip(self._rows, self.lengths_bytes, strict=True)]
+
+    def held(self, state: State) -> list[Item]:
+        """All of them are published, and are ours from now on: the items of each."""
+        self.prepare()
+        hold, keep = self.share.hold, state.remembered.keep
+        for name, held, record in zip(
+            reversed(self.names), reversed(self._held), reversed(self._records), strict=True
+        ):  # the end of a prefix goes first
+            hold(name, held)
+            keep(name, held.record, record)
+        return self._items
