@@ -33,7 +33,7 @@ const APPETITE_GROWTH: usize = 4;
 
 /// Built before the first `sendmsg` of a burst, so that the peer begins while this side goes on. Later ones take as much as
 /// was sent before them, which makes fewer of them. A burst lasts until nothing is left to send.
-const FIRST_BATCH_BYTES: usize = 64 * 1024;
+const FIRST_BATCH_BYTES: usize = 68 * 1024;
 
 /// Parts that one more FPDU adds, if it is sent from where it lies: head, one or two spans, tail.
 const PARTS_OF_FPDU: usize = 4;
