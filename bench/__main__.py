@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from kbtp.cli.bench import Advance, progress_bar
 from kbtp.cli.units import Seconds, Size
 from kbtp.errors import KbtpError
 from kbtp.testing.bench.figures import LOAD, OPERATIONS, STORE, Cell
+from kbtp.testing.bench.process import end_in_order_on_sigterm
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB)
@@ -217,5 +217,5 @@ def main(
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that every process is stopped
+    end_in_order_on_sigterm()
     main()

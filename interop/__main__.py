@@ -17,6 +17,7 @@ from interop.guest.packages import PackagesMissing
 from interop.kbtp_in_guest import prepared
 from interop.progress import Progress
 from interop.suites import SUITES
+from kbtp.testing.bench.process import end_in_order_on_sigterm
 
 
 def main() -> int:
@@ -98,4 +99,5 @@ def _why_not(check: Check, guest: Guest) -> str | None:
 
 
 if __name__ == "__main__":
+    end_in_order_on_sigterm()
     sys.exit(main())

@@ -15,6 +15,7 @@ from kbtp import limits
 from kbtp.cli.bench import progress_bar
 from kbtp.cli.units import Seconds, Size
 from kbtp.errors import KbtpError
+from kbtp.testing.bench.process import end_in_order_on_sigterm
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB)
@@ -78,4 +79,5 @@ def main(
 
 
 if __name__ == "__main__":
+    end_in_order_on_sigterm()
     main()

@@ -143,6 +143,11 @@ class Child:
         return BenchFailed(f"{self.name} ended with status {status}")
 
 
+def end_in_order_on_sigterm() -> None:
+    """For programs that start children, of which those that are frozen would outlive them."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
 @contextlib.contextmanager
 def _running_on(cpus: Collection[int] | None) -> Iterator[None]:
     """This thread, for the time being."""
