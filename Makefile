@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Some tests wait more than they compute.
-JOBS ?= $(shell n=$$(($$(nproc) + 1)); echo $$((n < 8 ? n : 8)))
+JOBS ?= $(shell n=$$(($$(nproc) + 2)); echo $$((n < 8 ? n : 8)))
 PYTEST_FLAGS ?= -q
 
 CARGO ?= cargo
