@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+from bench.peers.keyed import Keyed
 from kbtp.testing.bench.process import BenchFailed, Message
 from kbtp.testing.bench.workload import Call, Slots
 
 _HASH_SHIFT = 32
 
 
-class LMCache:
+class LMCache(Keyed[Any]):
     """`BlockServer` over one connection."""
 
     def __init__(self, slots: Slots, blocks: int, settings: Message) -> None:
@@ -38,37 +38,14 @@ class LMCache:
         # Of blocks to load, and of blocks to replace; clients side by side have keys of their own.
         mark = int.from_bytes(os.urandom(4), "big") << _HASH_SHIFT
         keys = [key("bench", 1, 0, mark + number, torch.uint8) for number in range(blocks + slots.count)]
-        self._loaded, self._stored = keys[:blocks], keys[blocks:]
-
-    # --- BlockServer ---------------------------------------------------------------------------
-
-    def fill(self, indices: Sequence[int]) -> None:
-        self._put([self._loaded[index] for index in indices], 0)()
-
-    def load(self, indices: Sequence[int], first_slot: int) -> Call:
-        return self._get([self._loaded[index] for index in indices], first_slot)
-
-    def store(self, indices: Sequence[int], first_slot: int) -> Call:
-        return self._put([self._stored[index] for index in indices], first_slot)
-
-    def read_back(self, indices: Sequence[int], first_slot: int) -> Call:
-        return self._get([self._stored[index] for index in indices], first_slot)
-
-    def allocate(self, indices: Sequence[int], first_slot: int) -> Call:
-        return self.store(indices, first_slot)
-
-    def free(self, indices: Sequence[int]) -> Call:
-        return lambda: None  # the next value replaces this one
-
-    def finish(self) -> None:
-        return  # there is always room
+        super().__init__(keys[:blocks], keys[blocks:])
 
     def close(self) -> None:
         self._socket.close()
 
     # --- requests ------------------------------------------------------------------------------
 
-    def _get(self, keys: list[Any], first_slot: int) -> Call:
+    def get(self, keys: list[Any], first_slot: int) -> Call:
         into = self._destinations[first_slot : first_slot + len(keys)]
 
         def get() -> None:
@@ -79,7 +56,7 @@ class LMCache:
 
         return get
 
-    def _put(self, keys: list[Any], first_slot: int) -> Call:
+    def put(self, keys: list[Any], first_slot: int) -> Call:
         data = self._sources[first_slot : first_slot + len(keys)]
         protocol, length, shape = self._protocol, self._block_bytes, self._shape
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.peers.keyed import Keyed
 from bench.peers.one_sided import Addressed
 from kbtp.testing.bench.process import BenchFailed, Message
 from kbtp.testing.bench.workload import Call, Slots
@@ -92,7 +93,7 @@ def store_target(octets: int, master: str) -> tuple[object, Message]:
     return _store(octets, _CLIENT_BUFFER_BYTES, master), {"master": master}
 
 
-class Store:
+class Store(Keyed[str]):
     """`BlockServer`. Objects do not change: each store is of a key that has just been removed, which is not timed."""
 
     def __init__(self, slots: Slots, blocks: int, settings: Message) -> None:
@@ -103,39 +104,22 @@ class Store:
         self._sources = [row.ctypes.data for row in slots.source]
         self._destinations = [row.ctypes.data for row in slots.destination]
         mark = os.urandom(4).hex()  # clients side by side have keys of their own
-        self._loaded = [f"l{mark}{index:07d}" for index in range(blocks)]
-        self._stored = [f"s{mark}{index:07d}" for index in range(slots.count)]
+        super().__init__(
+            [f"l{mark}{index:07d}" for index in range(blocks)], [f"s{mark}{index:07d}" for index in range(slots.count)]
+        )
         self._present: set[str] = set()
-
-    def fill(self, indices: Sequence[int]) -> None:
-        self._put([self._loaded[index] for index in indices], 0)()
-
-    def load(self, indices: Sequence[int], first_slot: int) -> Call:
-        return self._get([self._loaded[index] for index in indices], first_slot)
 
     def store(self, indices: Sequence[int], first_slot: int) -> Call:
         keys = [self._stored[index] for index in indices]
         for key in self._present.intersection(keys):
             _checked(self._store.remove(key, True), "remove")
         self._present.update(keys)
-        return self._put(keys, first_slot)
-
-    def read_back(self, indices: Sequence[int], first_slot: int) -> Call:
-        return self._get([self._stored[index] for index in indices], first_slot)
-
-    def allocate(self, indices: Sequence[int], first_slot: int) -> Call:
-        return self.store(indices, first_slot)
-
-    def free(self, indices: Sequence[int]) -> Call:
-        return lambda: None  # `store` removes it
-
-    def finish(self) -> None:
-        return  # there is always room
+        return super().store(indices, first_slot)
 
     def close(self) -> None:
         self._store.close()
 
-    def _get(self, keys: list[str], first_slot: int) -> Call:
+    def get(self, keys: list[str], first_slot: int) -> Call:
         store, size = self._store, self._slots.block_bytes
         into = self._destinations[first_slot : first_slot + len(keys)]
         sizes = [size] * len(keys)
@@ -144,7 +128,7 @@ class Store:
             return lambda: _checked(size - store.get_into(key, to, size), "get_into")
         return lambda: _checked(store.batch_get_into(keys, into, sizes) != sizes, "batch_get_into")
 
-    def _put(self, keys: list[str], first_slot: int) -> Call:
+    def put(self, keys: list[str], first_slot: int) -> Call:
         store, size = self._store, self._slots.block_bytes
         data = self._sources[first_slot : first_slot + len(keys)]
         sizes = [size] * len(keys)

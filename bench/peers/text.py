@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import socket
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from abc import abstractmethod
 from typing import TypeAlias
 
+from bench.peers.keyed import Keyed
 from kbtp.testing.bench.process import BenchFailed, Message
 from kbtp.testing.bench.workload import Call, Slots
 
@@ -19,7 +19,7 @@ _Piece: TypeAlias = bytes | memoryview
 _IOV_MAX = 128
 
 
-class TextClient(ABC):
+class TextClient(Keyed[bytes]):
     """`BlockServer` over one connection: one `sendmsg` for a call, values received into their slots."""
 
     value_tail: bytes
@@ -32,8 +32,10 @@ class TextClient(ABC):
         self._destinations = [row.data for row in slots.destination]
         mark = os.urandom(4).hex().encode()  # clients side by side have keys of their own
         # Of blocks to load and of blocks to replace: keys of one length, so that responses are of one length too.
-        self._loaded = [b"a%s%07d" % (mark, index) for index in range(blocks)]
-        self._stored = [b"b%s%07d" % (mark, index) for index in range(slots.count)]
+        super().__init__(
+            [b"a%s%07d" % (mark, index) for index in range(blocks)],
+            [b"b%s%07d" % (mark, index) for index in range(slots.count)],
+        )
         self._scratch = memoryview(bytearray(1 << 12))
         self._gets = {key: self.get_request(key) for key in (*self._loaded, *self._stored)}
         self._puts = {key: self.put_request(key, slots.block_bytes) for key in (*self._loaded, *self._stored)}
@@ -58,35 +60,12 @@ class TextClient(ABC):
         """What must follow the puts of a call, of which this is the last key, to be answered."""
         return b""
 
-    # --- BlockServer ---------------------------------------------------------------------------
-
-    def fill(self, indices: Sequence[int]) -> None:
-        self._put([self._loaded[index] for index in indices], 0)()
-
-    def load(self, indices: Sequence[int], first_slot: int) -> Call:
-        return self._get([self._loaded[index] for index in indices], first_slot)
-
-    def store(self, indices: Sequence[int], first_slot: int) -> Call:
-        return self._put([self._stored[index] for index in indices], first_slot)
-
-    def read_back(self, indices: Sequence[int], first_slot: int) -> Call:
-        return self._get([self._stored[index] for index in indices], first_slot)
-
-    def allocate(self, indices: Sequence[int], first_slot: int) -> Call:
-        return self.store(indices, first_slot)
-
-    def free(self, indices: Sequence[int]) -> Call:
-        return lambda: None  # the next value replaces this one
-
-    def finish(self) -> None:
-        return  # there is always room
-
     def close(self) -> None:
         self._socket.close()
 
     # --- the wire ------------------------------------------------------------------------------
 
-    def _get(self, keys: list[bytes], first_slot: int) -> Call:
+    def get(self, keys: list[bytes], first_slot: int) -> Call:
         into = self._destinations[first_slot : first_slot + len(keys)]
         return lambda: self._got(keys, into)
 
@@ -100,7 +79,7 @@ class TextClient(ABC):
         if scratch[:1] != self._value_start or scratch[head : head + tail] != self.value_tail:
             raise BenchFailed(f"not a value: {bytes(scratch[: head + tail])!r}")
 
-    def _put(self, keys: list[bytes], first_slot: int) -> Call:
+    def put(self, keys: list[bytes], first_slot: int) -> Call:
         data = self._sources[first_slot : first_slot + len(keys)]
         return lambda: self._done(keys, data)
 
