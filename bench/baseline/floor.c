@@ -1,8 +1,9 @@
 // What plain sockets allow: blocks got from and put to another process over TCP, no keys, no checks, no CRC. Requests
 // and responses have the sizes of KBTP's messages: 40 octets, and the block.
 //
-// A library for `bench.peers.bare_sockets`, which calls it from Python as other clients are called. A call sends all of its requests in one
-// piece and receives a block at a time. Either side looks for octets for some time before it blocks.
+// A library for `bench.peers.bare_sockets`, which calls it from Python as other clients are called. A call sends all of
+// its requests in one piece and receives a block at a time. Either side looks for octets for some time before it
+// blocks.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <netinet/in.h>
@@ -125,8 +126,9 @@ static void *accept_all(void *argument) {
     while ((socket = accept((int)(intptr_t)argument, NULL, NULL)) >= 0) {
         without_delay(socket);
         struct iovec piece = {&number, sizeof number};
+        void *served = (void *)(intptr_t)socket;
         pthread_t thread;
-        if (!all(send_some, socket, &piece, 1) || pthread_create(&thread, NULL, serve_connection, (void *)(intptr_t)socket)) {
+        if (!all(send_some, socket, &piece, 1) || pthread_create(&thread, NULL, serve_connection, served)) {
             close(socket);
             continue;
         }

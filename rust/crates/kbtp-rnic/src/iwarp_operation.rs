@@ -32,7 +32,8 @@ const APPETITE_BYTES: usize = 8 * 1024;
 const APPETITE_GROWTH: usize = 4;
 
 /// Built before the first `sendmsg` of a burst, so that the peer begins while this side goes on. Later ones take as much as
-/// was sent before them, which makes fewer of them. A burst lasts until nothing is left to send.
+/// was sent before them, which makes fewer of them. A burst lasts until nothing is left to send. Room for a block of
+/// 64 KiB, or 16 of 4 KiB, with heads and completions: a completion by itself costs both sides one call more.
 const FIRST_BATCH_BYTES: usize = 68 * 1024;
 
 /// Parts that one more FPDU adds, if it is sent from where it lies: head, one or two spans, tail.
