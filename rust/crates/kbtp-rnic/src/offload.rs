@@ -333,20 +333,12 @@ impl StreamState {
     fn act(&mut self, core: &mut Core, action: Action) {
         let Some(offload) = &mut self.offload else { return };
         match action {
-            Action::Write {
-                task,
-                source,
-                known,
-                stag,
-                to,
-            } => {
-                let fetched = source.part(0, FETCHED_MAX_BYTES);
-                core.device.table().memories.prefetch(fetched, Use::Read);
-                let piece = match known {
-                    Some(known) => Piece::Known(source, known),
-                    None => Piece::Span(source),
-                };
-                let payload = Payload::from_iter([piece]);
+            Action::Write { task, source, stag, to } => {
+                if let Some(span) = source.span() {
+                    let fetched = span.part(0, FETCHED_MAX_BYTES);
+                    core.device.table().memories.prefetch(fetched, Use::Read);
+                }
+                let payload = Payload::from_iter([source]);
                 let (wr_id, owner) = (task.0, WorkOwner::Write(task));
                 let work = Work::Write {
                     wr_id,

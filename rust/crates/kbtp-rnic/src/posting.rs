@@ -216,19 +216,15 @@ fn prepare_atomic(request: WorkRequest, ord: u16) -> Result<Work, Error> {
 }
 
 /// The spans of `work`, whose memory it holds until it is complete.
-pub(crate) fn spans_of(work: &Work) -> impl Iterator<Item = &Span> {
+pub(crate) fn spans_of(work: &Work) -> impl Iterator<Item = Span> {
     let (payload, sink) = match work {
         Work::Send { payload, .. } | Work::Write { payload, .. } => (payload.as_slice(), None),
-        Work::Read { sink, .. } => (&[][..], Some(sink)),
+        Work::Read { sink, .. } => (&[][..], Some(*sink)),
         Work::FetchAdd { .. } | Work::CompareSwap { .. } | Work::Immediate { .. } | Work::WriteImmediate { .. } => {
             (&[][..], None)
         }
     };
-    let sources = payload.iter().filter_map(|piece| match piece {
-        Piece::Span(span) | Piece::Still(span) | Piece::Known(span, _) => Some(span),
-        Piece::Inline(_) => None,
-    });
-    sources.chain(sink)
+    payload.iter().filter_map(Piece::span).chain(sink)
 }
 
 /// Refuses what the device of `view` has no message for.

@@ -189,7 +189,9 @@ impl Requests {
     fn write(&self, payload: &Payload, stag: u32, mut to: u64, memories: &Memories) -> io::Result<Several> {
         let mut requests = Several::new();
         for piece in payload {
-            let span = span_of(piece).ok_or_else(|| io::Error::other("an RDMA Write is of registered memory"))?;
+            let span = piece
+                .span()
+                .ok_or_else(|| io::Error::other("an RDMA Write is of registered memory"))?;
             for (part, from) in self.cut(span, memories)? {
                 let to = to.wrapping_add(from.into());
                 requests.push(Prepared::of(Kind::Write { rkey: stag, to }, part));
@@ -225,7 +227,7 @@ impl Requests {
                 solicited: false,
             }));
         }
-        let spans: SmallVec<[Span; 2]> = payload.iter().filter_map(span_of).collect();
+        let spans: SmallVec<[Span; 2]> = payload.iter().filter_map(Piece::span).collect();
         let mut pieces: SmallVec<[Sge; 2]> = SmallVec::new();
         if spans.len() == payload.len() && spans.len() <= self.depths.pieces as usize {
             for span in spans {
@@ -287,17 +289,10 @@ impl Prepared {
     }
 }
 
-fn span_of(piece: &Piece) -> Option<Span> {
-    match piece {
-        Piece::Span(span) | Piece::Still(span) | Piece::Known(span, _) => Some(*span),
-        Piece::Inline(_) => None,
-    }
-}
-
 fn length_of(piece: &Piece) -> usize {
     match piece {
         Piece::Inline(octets) => octets.len(),
-        _ => span_of(piece).map_or(0, |span| span.len as usize),
+        _ => piece.span().map_or(0, |span| span.len as usize),
     }
 }
 
@@ -305,7 +300,7 @@ fn append(piece: &Piece, octets: &RegisteredOctets<'_>, into: &mut Vec<u8>) {
     match piece {
         Piece::Inline(inline) => into.extend_from_slice(inline),
         _ => {
-            if let Some(span) = span_of(piece) {
+            if let Some(span) = piece.span() {
                 octets.read(span, into);
             }
         }

@@ -25,15 +25,26 @@ pub enum Piece {
     Still(Span),
     /// The same, the first octets of a block whose CRCs are known, or will be.
     Known(Span, Arc<KnownCrcs>),
+    /// Octets that may change at any time: they are copied into their FPDU, and its CRC is of the copy.
+    Changing(Span),
     /// Octets of the stream's own.
     Inline(Inline),
 }
 
 impl Piece {
+    /// Where in registered memory its octets are, if they are there.
+    #[must_use]
+    pub fn span(&self) -> Option<Span> {
+        match self {
+            Self::Span(span) | Self::Still(span) | Self::Known(span, _) | Self::Changing(span) => Some(*span),
+            Self::Inline(_) => None,
+        }
+    }
+
     fn len(&self) -> u64 {
         match self {
-            Self::Span(span) | Self::Still(span) | Self::Known(span, _) => span.len.into(),
             Self::Inline(octets) => octets.len() as u64,
+            _ => self.span().map_or(0, |span| span.len.into()),
         }
     }
 }
@@ -251,7 +262,9 @@ impl Gather {
     /// Append the next `size` octets.
     pub(super) fn take_copy(&mut self, size: u32, octets: &dyn Octets, into: &mut Vec<u8>) {
         self.walk(size, |piece, from, len| match piece {
-            Piece::Span(span) | Piece::Still(span) | Piece::Known(span, _) => octets.read(span.part(from, len), into),
+            Piece::Span(span) | Piece::Still(span) | Piece::Known(span, _) | Piece::Changing(span) => {
+                octets.read(span.part(from, len), into);
+            }
             Piece::Inline(inline) => {
                 let (from, to) = (from as usize, (from + len) as usize);
                 into.extend_from_slice(inline.get(from..to).unwrap_or_default());

@@ -1,14 +1,13 @@
 //! What a session is given, and what it decides to do on its stream; the RNIC does it, in order.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::punt::PuntReason;
 use super::turns::TaskId;
 use crate::blocks::{BlockStore, DomainId, FinishedFree, HandleRange, HolderId, OwnerId};
-use crate::known_crcs::KnownCrcs;
 use crate::limits::{COMPLETION_BYTES, COMPLETION_RECORD_BYTES};
 use crate::memory::{RegionId, Span};
+use crate::stream::Piece;
 
 /// What a session has of what depends on the binding (draft 9).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,10 +65,8 @@ pub enum Action {
     Write {
         /// Whose data it is.
         task: TaskId,
-        /// In the block, from its first octet on.
-        source: Span,
-        /// Of the block as it is bound now; None if its octets may change meanwhile.
-        known: Option<Arc<KnownCrcs>>,
+        /// In the block, from its first octet on: one piece.
+        source: Piece,
         /// The initiator's memory.
         stag: u32,
         /// Where in it.

@@ -39,8 +39,6 @@ punt_reasons! {
     Malformed = "MALFORMED";
     /// A BIND: what becomes of tickets is Python's to decide.
     Bind = "BIND";
-    /// A LOAD of a block that is not sealed: its octets may change between their CRC and their way out.
-    UnsealedLoad = "UNSEALED_LOAD";
     /// An earlier request on its handle was punted and is not resolved.
     BehindPunt = "BEHIND_PUNT";
     /// An ALLOC_STORE of a session whose Head only its device may move: Python knows whether its peer still can.
@@ -151,7 +149,7 @@ mod tests {
             .enumerate()
             .for_each(|(n, reason)| (0..n).for_each(|_| counters.count(*reason)));
         let read: Vec<_> = counters.read().collect();
-        assert_eq!(read.len(), 8);
+        assert_eq!(read.len(), 7);
         for (n, (reason, count)) in read.into_iter().enumerate() {
             assert_eq!((reason, count), (PuntReason::ALL[n], n as u64));
         }

@@ -12,12 +12,12 @@
 
 use super::actions::{Action, SessionMemory, SharedStore};
 use super::checks::refusal;
-use super::punt::PuntReason;
 use super::session::Session;
 use super::turns::TaskId;
 use crate::blocks::{Allocation, BlockStore, Entry, FreeToken, Freeing, Pin};
 use crate::known_crcs::KnownCrcs;
 use crate::memory::Span;
+use crate::stream::Piece;
 use crate::types::{ApiMisuse, RequestFlag, Status};
 use crate::wire::{Operation, Request};
 
@@ -119,15 +119,17 @@ impl<S: SharedStore> Session<S> {
 
     fn load(&mut self, task: TaskId, request: &Request) -> Result<(), ApiMisuse> {
         let begun = self.begin(request, |store, entry| {
-            if !entry.sealed() {
-                return Ok(Begun::Done(None));
-            }
-            let source = self.in_block(store, entry.block_offset, entry.data_length)?;
+            let octets = self.in_block(store, entry.block_offset, entry.data_length)?;
             let pin = store.begin_load(request.handle, self.grant.stream)?; // draft 6.1 step 1, profile 6.1
-            let known = KnownCrcs::are_worth_it(source.len)
+            let known = KnownCrcs::are_worth_it(octets.len)
                 .then(|| store.known_crcs(&entry))
                 .flatten();
-            Ok(Begun::Done(Some((pin, entry, source, known))))
+            let source = match known {
+                Some(known) => Piece::Known(octets, known),
+                None if entry.sealed() => Piece::Span(octets),
+                None => Piece::Changing(octets), // profile 6.1: a STORE of its owner's may come between
+            };
+            Ok(Begun::Done((pin, entry, source)))
         })?;
         match begun {
             Begun::Refused(status, entry) => {
@@ -135,23 +137,15 @@ impl<S: SharedStore> Session<S> {
                 self.finish(task, status, entry.as_ref(), status == Status::LengthError);
                 Ok(())
             }
-            Begun::Done(None) => {
-                self.leave_to_python(task, PuntReason::UnsealedLoad);
-                Ok(())
-            }
-            Begun::Done(Some((pin, entry, source, known))) => {
+            Begun::Done((pin, entry, source)) => {
                 self.task_mut(task)?.pin = Some(pin);
-                // profile 6.6: an empty block moves nothing
-                if source.len > 0 {
-                    self.write(task, request, source, known); // draft 6.1 step 2
+                let empty = entry.data_length == 0; // profile 6.6: it moves nothing
+                if !empty {
+                    self.write(task, request, source); // draft 6.1 step 2
                 }
                 // The Send is posted behind the Write, so its delivery says the data is there (RFC 5040 5.5 rule 5).
                 self.complete(task, Status::Success, Some(&entry), true); // draft 6.1 step 3
-                if source.len == 0 {
-                    self.load_written(task)
-                } else {
-                    Ok(())
-                }
+                if empty { self.load_written(task) } else { Ok(()) }
             }
         }
     }

@@ -9,7 +9,6 @@
 //! ```
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Instant;
 
 use super::actions::{Action, SessionGrant, SessionMemory, SharedStore};
@@ -18,10 +17,10 @@ use super::punt::{ForcedPunts, PuntReason};
 use super::sequences::Task;
 use super::turns::{Next, TaskId, Turns};
 use crate::blocks::Entry;
-use crate::known_crcs::KnownCrcs;
 use crate::limits::COMPLETIONS_POSTED_PER_CREDIT;
 use crate::memory::Span;
 use crate::own_maps::OwnMap;
+use crate::stream::Piece;
 use crate::types::{ApiMisuse, Opcode, Status, Ticket};
 use crate::wire::{
     Bind, CommonHeader, Completion, CompletionDescriptor, HEAD_BYTES_MAX, Operation, Request, WireFormatError,
@@ -350,23 +349,10 @@ impl<S: SharedStore> Session<S> {
 
     // --- what a sequence asks for ---
 
-    /// `task`, which has just been started, is Python's when its turn comes again; nothing of it was done.
-    pub(super) fn leave_to_python(&mut self, task: TaskId, reason: PuntReason) {
-        if let Some(Task { request, .. }) = self.tasks.get(&task) {
-            self.turns.punt(request.handle, task, reason);
-        }
-    }
-
     /// RDMA Write of `source` to the task's Data Descriptor; `written` follows.
-    pub(super) fn write(&mut self, task: TaskId, request: &Request, source: Span, known: Option<Arc<KnownCrcs>>) {
+    pub(super) fn write(&mut self, task: TaskId, request: &Request, source: Piece) {
         let (stag, to) = (request.data.stag, request.data.to);
-        self.act(Action::Write {
-            task,
-            source,
-            known,
-            stag,
-            to,
-        });
+        self.act(Action::Write { task, source, stag, to });
     }
 
     /// RDMA Read into `sink` from the task's Data Descriptor, when a read slot is free; `fetched` follows.

@@ -88,19 +88,6 @@ impl Turns {
         None
     }
 
-    /// The task that `next` has just started cannot be served here after all: it, and what waits behind it, is punted
-    /// when all before it are resolved.
-    pub(super) fn punt(&mut self, handle: u64, task: TaskId, reason: PuntReason) {
-        let turns = self.by_handle.get_mut(&handle).map(|queue| &mut queue.turns);
-        let from_task = turns.into_iter().flatten().skip_while(|turn| turn.task != task);
-        for turn in from_task {
-            let own = turn.task == task;
-            turn.started = false;
-            turn.punt = Some(if own { reason } else { PuntReason::BehindPunt });
-        }
-        self.ready.push_back(handle);
-    }
-
     /// A task of ours is wholly done or not done. False if it is none, or no more.
     pub(super) fn resolve(&mut self, handle: u64, task: TaskId) -> bool {
         let Entry::Occupied(mut entry) = self.by_handle.entry(handle) else {

@@ -120,6 +120,20 @@ fn still_pieces_are_sent_from_where_they_lie_whatever_the_memory() {
 }
 
 #[test]
+fn what_may_change_is_copied_with_its_crc_whatever_the_memory() {
+    let mut end = End::new(negotiated(), true, 8000, None);
+    end.memory.0.borrow_mut().still = true;
+    let span = end.memory.span(vec![1; 5000]);
+    end.stream
+        .post(send(1, Payload::from_iter([Piece::Changing(span)])))
+        .unwrap();
+    let out = end.next_fpdu().unwrap();
+    assert_eq!(spans_of(&out), 0);
+    end.memory.0.borrow_mut().octets[span.region.0 as usize] = vec![2; 5000];
+    assert_eq!(wire::see(&end.octets_of(&out), true).payload, vec![1; 5000]);
+}
+
+#[test]
 fn a_block_whose_crcs_are_known_is_not_read_for_them_again() {
     let mut end = End::new(negotiated(), true, 9000, None);
     let octets: Vec<u8> = (0..20000).map(|n| (n % 251) as u8).collect();

@@ -1,6 +1,6 @@
 //! BIND is Python's, and has its turn on its handle all the same (profile 3 "Same handle, same session", 6.11).
 
-use kbtp_proto::target::{PuntReason, Session};
+use kbtp_proto::target::{ForcedPunts, PuntReason, Session};
 use kbtp_proto::types::{Opcode, RequestFlag, Status};
 use kbtp_proto::wire::{Bind, CommonHeader, HEAD_BYTES_MAX, Operation};
 
@@ -26,10 +26,14 @@ fn message(handle: u64, ticket: u32) -> Vec<u8> {
 
 /// A session that was granted DIRECT_ALLOC.
 fn join(world: &mut World) -> usize {
+    join_with(world, None)
+}
+
+fn join_with(world: &mut World, forced: Option<ForcedPunts>) -> usize {
     let peer = world.connect(DOMAIN, 4, 2, 8, None);
     let one = &mut world.peers[peer];
     one.grant.direct_alloc = true;
-    one.session = Session::new(one.grant.clone(), world.store.clone(), None, world.now);
+    one.session = Session::new(one.grant.clone(), world.store.clone(), forced, world.now);
     peer
 }
 
@@ -83,11 +87,11 @@ fn a_bind_waits_for_what_is_before_it() {
 #[test]
 fn the_ticket_of_a_bind_is_known_until_it_is_resolved() {
     let mut world = World::new();
-    let peer = join(&mut world);
-    world.bind_own(peer, 0, b"data", false);
+    let peer = join_with(&mut world, Some(ForcedPunts::new(1.0, 0).unwrap()));
+    world.bind_own(peer, 0, b"data", true);
     let handle = world.handle(peer, 0);
     for _ in 0..2 {
-        world.load(peer, handle, RequestFlag::ALLOW_UNSEALED);
+        world.load(peer, handle, RequestFlag::empty());
     }
     bind(&mut world, peer, 0, 7);
     bind(&mut world, peer, 1, 9);

@@ -1,10 +1,11 @@
 //! What completions say, what is moved, and who has which credit. Profile 2, 3, 6 and 8.6.
 
+use kbtp_proto::stream::Piece;
 use kbtp_proto::target::SharedStore;
 use kbtp_proto::types::{RequestFlag, Status};
 use kbtp_proto::wire::{DataDescriptor, Operation};
 
-use crate::world::{BLOCK, DOMAIN, DRAIN, World};
+use crate::world::{BLOCK, DOMAIN, DRAIN, Posted, World};
 
 const NONE: RequestFlag = RequestFlag::empty();
 
@@ -36,6 +37,42 @@ fn a_load_moves_data_length_octets_and_no_more() {
         world.peers[peer].buffers[&stag],
         [b"five!".to_vec(), vec![b'.'; 507]].concat()
     );
+}
+
+#[test]
+fn an_unsealed_block_is_loaded_by_who_allows_it_and_may_change_on_its_way() {
+    let mut world = World::new();
+    let (owner, reader) = (world.join(), world.join());
+    world.bind_own(owner, 0, b"draft", false);
+    let handle = world.handle(owner, 0);
+    let refused = world.load(reader, handle, NONE);
+    assert_eq!(world.status(reader, refused), Some(Status::NotSealed));
+    let load = world.load(reader, handle, RequestFlag::ALLOW_UNSEALED);
+    assert_eq!(world.status(reader, load), Some(Status::Success));
+    let octets = |posted: &Posted| match posted {
+        Posted::Write { source, .. } => source.clone(),
+        other => panic!("{other:?}"),
+    };
+    assert!(matches!(octets(&world.peers[reader].posted[0]), Piece::Changing(_)));
+    // profile 6.1: a STORE does not wait for it, a FREE does.
+    let sealed = world.put(
+        owner,
+        Operation::Store,
+        handle,
+        b"final",
+        RequestFlag::INLINE | RequestFlag::SEAL,
+    );
+    let free = world.free(owner, handle);
+    assert_eq!(
+        [sealed, free].map(|request| world.status(owner, request)),
+        [Some(Status::Success), None]
+    );
+    world.finish(reader, 0);
+    assert_eq!(world.status(owner, free), Some(Status::Success));
+
+    world.bind_own(owner, 0, b"sealed", true);
+    world.load(reader, handle, RequestFlag::ALLOW_UNSEALED);
+    assert!(matches!(octets(&world.peers[reader].posted[0]), Piece::Span(_)));
 }
 
 #[test]

@@ -160,11 +160,6 @@ fn check(sent: &Sent, read_depth: u32, quota_reached: bool) {
     if status == Status::Success && quota_reached && request.operation == Operation::AllocStore {
         status = Status::NoSpace;
     }
-    if status == Status::Success && load && sent.bound == Some(false) {
-        assert_eq!(world.peers[peer].punted[0].reason, PuntReason::UnsealedLoad);
-        assert!(world.peers[peer].answers.is_empty() && untouched(&world));
-        world.serve_punt(peer);
-    }
     world.finish_all(peer);
 
     let answer = world.peers[peer].answers[&77];

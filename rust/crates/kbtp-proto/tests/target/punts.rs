@@ -1,6 +1,6 @@
 //! What goes to Python: untouched, in order, and nothing else.
 
-use kbtp_proto::target::{ForcedPunts, PuntReason, SharedStore};
+use kbtp_proto::target::{ForcedPunts, PuntReason};
 use kbtp_proto::types::{RequestFlag, Status};
 use kbtp_proto::wire::Operation;
 
@@ -62,34 +62,16 @@ fn a_store_by_descriptor_is_unsupported_without_a_read_depth() {
 }
 
 #[test]
-fn a_load_of_an_unsealed_block_is_pythons() {
-    let mut world = World::new();
-    let peer = world.join();
-    world.bind_own(peer, 0, b"data", false);
-    let handle = world.handle(peer, 0);
-    let refused = world.load(peer, handle, NONE);
-    assert_eq!(world.status(peer, refused), Some(Status::NotSealed));
-    let load = world.load(peer, handle, RequestFlag::ALLOW_UNSEALED);
-    assert_eq!(world.status(peer, load), None);
-    assert_eq!(world.serve_punt(peer).reason, PuntReason::UnsealedLoad);
-    assert_eq!(world.status(peer, load), Some(Status::Success));
-    assert_eq!(world.store.with(|store| store.pinned_frees().len()), 0);
-}
-
-#[test]
-fn a_load_of_a_sealed_block_that_allows_unsealed_ones_is_served() {
-    let mut world = World::new();
-    let peer = world.join();
-    world.bind_own(peer, 0, b"data", true);
-    let load = world.load(peer, world.handle(peer, 0), RequestFlag::ALLOW_UNSEALED);
-    assert_eq!(world.status(peer, load), Some(Status::Success));
-}
-
-#[test]
 fn a_punt_waits_for_what_is_before_it_and_takes_what_is_behind_it_along() {
     // Profile 3 "Same handle, same session": "This holds across punts."
     let mut world = World::new();
-    let peer = world.connect(DOMAIN, 4, 2, 8, None);
+    let peer = world.connect(
+        DOMAIN,
+        4,
+        2,
+        8,
+        Some(drawing([false, true, false, false, false, false])),
+    );
     world.bind_own(peer, 0, b"data", false);
     let handles = [0, 1].map(|n| world.handle(peer, n));
     let store = world.put(peer, Operation::Store, handles[0], b"newer", NONE);
@@ -100,10 +82,7 @@ fn a_punt_waits_for_what_is_before_it_and_takes_what_is_behind_it_along() {
     assert!(world.peers[peer].punted.is_empty());
     world.finish(peer, 0);
     assert_eq!(world.status(peer, store), Some(Status::Success));
-    assert_eq!(
-        reasons(&world, peer),
-        [PuntReason::UnsealedLoad, PuntReason::BehindPunt]
-    );
+    assert_eq!(reasons(&world, peer), [PuntReason::Forced, PuntReason::BehindPunt]);
     let again = world.put(peer, Operation::AllocStore, handles[0], b"", RequestFlag::INLINE);
     assert_eq!(reasons(&world, peer).len(), 3);
     for request in [load, free, again] {
@@ -119,9 +98,7 @@ fn a_punt_waits_for_what_is_before_it_and_takes_what_is_behind_it_along() {
 #[test]
 fn what_comes_while_a_punt_waits_goes_along_too() {
     let mut world = World::new();
-    let pattern = [false, true, false];
-    let seed = (0..).find(|seed| draws(*seed) == pattern).unwrap();
-    let peer = world.connect(DOMAIN, 4, 2, 8, Some(ForcedPunts::new(0.5, seed).unwrap()));
+    let peer = world.connect(DOMAIN, 4, 2, 8, Some(drawing([false, true, false])));
     let handle = world.handle(peer, 0);
     let native = world.put(peer, Operation::AllocStore, handle, b"data", NONE);
     let forced = world.free(peer, handle);
@@ -136,36 +113,45 @@ fn what_comes_while_a_punt_waits_goes_along_too() {
     assert_eq!(statuses, [Some(Status::Success), Some(Status::NotBound)]);
 }
 
-/// Whether each of the first three requests of a session with this seed is punted.
-fn draws(seed: u64) -> [bool; 3] {
+/// What punts those of the first requests of a session for which `pattern` says so.
+fn drawing<const N: usize>(pattern: [bool; N]) -> ForcedPunts {
+    let of_seed = |seed: u64| ForcedPunts::new(0.5, seed).unwrap();
+    let seed = (0..).find(|seed| draws(of_seed(*seed)) == pattern).unwrap();
+    of_seed(seed)
+}
+
+/// Whether each of the first requests of a session is punted.
+fn draws<const N: usize>(forced: ForcedPunts) -> [bool; N] {
     let mut world = World::new();
-    let peer = world.connect(DOMAIN, 4, 2, 8, Some(ForcedPunts::new(0.5, seed).unwrap()));
-    [0, 1, 2].map(|n| {
-        let request = world.free(peer, world.handle(peer, n));
-        world.status(peer, request).is_none()
+    let peer = world.connect(DOMAIN, 4, 2, 8, Some(forced));
+    std::array::from_fn(|_| {
+        let request = world.free(peer, world.handle(peer, 0));
+        let punted = world.status(peer, request).is_none();
+        if punted {
+            world.serve_punt(peer);
+        }
+        punted
     })
 }
 
 #[test]
 fn a_punt_behind_loads_in_flight_waits_for_them() {
     let mut world = World::new();
-    let (owner, reader) = (world.join(), world.join());
+    let (owner, reader) = (
+        world.join(),
+        world.connect(DOMAIN, 2, 2, 4, Some(drawing([false, true]))),
+    );
     world.bind_own(owner, 0, b"sealed", true);
     let handle = world.handle(owner, 0);
-    let flags = RequestFlag::ALLOW_UNSEALED;
-    let first = world.load(reader, handle, flags);
-    let free = world.free(owner, handle);
-    world.finish(reader, 0);
-    assert_eq!(world.status(owner, free), Some(Status::Success));
-    world.bind_own(owner, 0, b"sealed again", true);
-    world.load(reader, handle, flags);
-    // The owner frees and binds it anew, not sealed, while a LOAD of the old block is on its way.
-    world.free(owner, handle);
-    world.put(owner, Operation::AllocStore, handle, b"", RequestFlag::INLINE);
+    let first = world.load(reader, handle, NONE);
+    let second = world.load(reader, handle, NONE);
     assert_eq!(world.status(reader, first), Some(Status::Success));
+    assert!(
+        world.peers[reader].punted.is_empty(),
+        "the block may still be on its way"
+    );
     world.finish(reader, 0);
-    let second = world.load(reader, handle, flags);
-    assert_eq!(reasons(&world, reader), [PuntReason::UnsealedLoad]);
+    assert_eq!(reasons(&world, reader), [PuntReason::Forced]);
     world.serve_punt(reader);
     assert_eq!(world.status(reader, second), Some(Status::Success));
 }
@@ -173,12 +159,11 @@ fn a_punt_behind_loads_in_flight_waits_for_them() {
 #[test]
 fn a_request_of_another_session_is_not_held_up_by_a_punt() {
     let mut world = World::new();
-    let (owner, reader) = (world.join(), world.join());
+    let (owner, reader) = (world.connect(DOMAIN, 2, 2, 4, Some(drawing([true]))), world.join());
     world.bind_own(owner, 0, b"data", true);
     let handle = world.handle(owner, 0);
-    world.bind_own(owner, 1, b"data", false);
-    world.load(owner, world.handle(owner, 1), RequestFlag::ALLOW_UNSEALED);
-    assert_eq!(reasons(&world, owner), [PuntReason::UnsealedLoad]);
+    world.load(owner, handle, NONE);
+    assert_eq!(reasons(&world, owner), [PuntReason::Forced]);
     let load = world.load(reader, handle, NONE);
     assert_eq!(world.status(reader, load), Some(Status::Success));
 }

@@ -18,6 +18,7 @@ use kbtp_proto::blocks::{
     Allocation, BlockStore, Entry, FinishedFree, FreeToken, HandleRange, RingMemory, StoreConfig, StoreMemory, Words,
 };
 use kbtp_proto::memory::{RegionId, Span};
+use kbtp_proto::stream::Piece;
 use kbtp_proto::target::{
     Action, BindingTerms, ForcedPunts, PuntReason, Session, SessionGrant, SessionMemory, SharedStore, TaskId,
 };
@@ -95,7 +96,7 @@ pub(crate) struct Answer {
 /// An RDMA operation that is not finished.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Posted {
-    Write { task: TaskId, source: Span, stag: u32 },
+    Write { task: TaskId, source: Piece, stag: u32 },
     Read { task: TaskId, sink: Span, stag: u32 },
     Foreign { key: u64 },
 }
@@ -437,9 +438,7 @@ impl World {
                     peer.records.push((stag, to, record));
                     peer.session.sent();
                 }
-                Action::Write {
-                    task, source, stag, to, ..
-                } => {
+                Action::Write { task, source, stag, to } => {
                     assert_eq!(to, 0);
                     post(peer, &self.regions, Posted::Write { task, source, stag });
                 }
@@ -611,9 +610,9 @@ fn post(peer: &mut Peer, regions: &Regions, operation: Posted) {
 }
 
 fn move_half(peer: &mut Peer, regions: &Regions, operation: &Posted, first: bool) {
-    let (span, stag, writes) = match *operation {
-        Posted::Write { source, stag, .. } => (source, stag, true),
-        Posted::Read { sink, stag, .. } => (sink, stag, false),
+    let (span, stag, writes) = match operation {
+        Posted::Write { source, stag, .. } => (source.span().unwrap(), *stag, true),
+        Posted::Read { sink, stag, .. } => (*sink, *stag, false),
         Posted::Foreign { .. } => return,
     };
     let half = span.len / 2;
