@@ -198,6 +198,21 @@ def test_memory_of_the_control_group(limit: int | None, level: Level) -> None:
 
 
 @pytest.mark.parametrize(
+    ("mode", "level", "says"),
+    [
+        ("madvise", Level.OK, "madvise: the pool of a target is made of them"),
+        ("always", Level.OK, "always: the pool"),
+        ("never", Level.NOTE, "never: blocks of a target take longer to find"),
+        (Unknown("there is no file"), Level.NOTE, "there is no file"),
+    ],
+)
+def test_huge_pages_for_the_pool(mode: str | Unknown, level: Level, says: str) -> None:
+    found = judged(replace(MACHINE, transparent_huge_pages=mode), "transparent huge pages")
+    assert found.level is level
+    assert says in found.says
+
+
+@pytest.mark.parametrize(
     ("machine", "rnics", "level", "says"),
     [
         ({}, {}, Level.OK, "200 us"),

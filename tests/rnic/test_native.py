@@ -7,8 +7,12 @@ import weakref
 import numpy as np
 import pytest
 
+import kbtp
 from kbtp.errors import ApiMisuse
+from kbtp.limits import RNIC_PUMP_MAX_BYTES, RNIC_SPIN_MAX_US
 from kbtp.rnic.native import NativeOptions, NativeRnic
+from kbtp.target.config import TargetConfig
+from kbtp.target.server import Server
 from kbtp.verbs.api import Access, Immediate, RdmaWrite, Recv, Send, Sge, WcStatus
 
 
@@ -106,6 +110,19 @@ def test_spinning_changes_nothing_but_the_time_it_takes(net) -> None:
     assert side.channel.poll(0.001) == []
     net.raw_to(side.listener.address).initiate()
     assert len(side.accepted) == 1
+
+
+def test_a_store_of_many_turns_leaves_while_its_caller_spins() -> None:
+    length_bytes = 32 * RNIC_PUMP_MAX_BYTES
+    server = Server(TargetConfig(block_size_bytes=length_bytes, pool_blocks=1), NativeRnic())
+    url = str(server.listen(port=0))
+    server.start()
+    spinning = NativeRnic(NativeOptions(spin_us=RNIC_SPIN_MAX_US))
+    # A second of spinning at the end of each turn would be more than the time there is.
+    with kbtp.connect(url, quota=1, rnic=spinning, timeout_s=15) as client:
+        block = client.alloc_store(bytes(length_bytes))
+        assert block.length_bytes == length_bytes
+    server.stop()
 
 
 def test_a_stream_shows_where_it_stands(pair) -> None:

@@ -86,8 +86,13 @@ def _huge_pages(facts: MachineFacts) -> Iterator[Finding]:
         yield note("huge pages", "unknown: /proc/meminfo does not tell of them")
     else:
         yield ok("huge pages", f"{total} set aside, {free} free, of {mebibytes(size)} each; kbtp needs none")
-    mode = facts.transparent_huge_pages
-    yield note("transparent huge pages", str(mode)) if isinstance(mode, Unknown) else ok("transparent huge pages", mode)
+    what, mode = "transparent huge pages", facts.transparent_huge_pages
+    if isinstance(mode, Unknown):
+        yield note(what, str(mode))
+    elif mode == "never":
+        yield note(what, "never: blocks of a target take longer to find; `madvise` is enough for its pool")
+    else:
+        yield ok(what, f"{mode}: the pool of a target is made of them")
 
 
 def _processors(facts: MachineFacts, rnics: RnicFacts) -> Iterator[Finding]:

@@ -7,7 +7,6 @@ only what it leaves to them (`kbtp.verbs.offload`).
 from __future__ import annotations
 
 import logging
-import mmap
 import secrets
 import threading
 import time
@@ -27,6 +26,7 @@ from kbtp.target.actions import Abort, Action, Disconnect, Opened, Resolved, Ter
 from kbtp.target.config import TargetConfig
 from kbtp.target.hello import binding_features
 from kbtp.target.identity import Identity
+from kbtp.target.server_memory import pool_memory
 from kbtp.target.session import Session
 from kbtp.target.target import Target
 from kbtp.types import Feature
@@ -116,7 +116,7 @@ class Server:
         self._rnic = rnic
         self._clock = clock
         self._pd = rnic.allocate_pd()
-        self._pool_memory = mmap.mmap(-1, config.pool_bytes)
+        self._pool_memory = pool_memory(config.pool_bytes)
         base_to = 0 if rnic.capabilities.own_base else config.pool_base
         self._pool = rnic.register(self._pool_memory, Access.NONE, pd=self._pd, base_to=base_to)
         # Block Offsets are tagged offsets of this region, wherever the RNIC has it begin (profile 2).

@@ -165,7 +165,7 @@ impl Requester {
         lock(&self.batches).is_done(batch)
     }
 
-    /// Read what has come and send what may leave; true if anything came.
+    /// Read what has come and send what may leave; true if there was any.
     fn pump(&self) -> bool {
         self.stream.with(|stream, core| stream.pump(core)).unwrap_or(false)
     }

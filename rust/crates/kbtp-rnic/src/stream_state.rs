@@ -442,16 +442,17 @@ impl StreamState {
         self.send(core);
     }
 
-    /// As `on_ready`, when it is not known whether there is anything; true if octets came.
+    /// As `on_ready`, when it is not known whether there is anything; true if octets came or left.
     pub(crate) fn pump(&mut self, core: &mut Core) -> bool {
         let moved_bytes = |stream: &Self| stream.operation.as_ref().map(Operation::moved_bytes);
         let before = moved_bytes(self);
         self.receive(core);
-        let came = moved_bytes(self) != before;
-        if came {
+        // What waits for room in the socket, or for the next turn, would otherwise wait until whoever spins has done with it.
+        let waits = |operation: &Operation| operation.has_unsent() || operation.has_to_send();
+        if moved_bytes(self) != before || self.operation.as_ref().is_some_and(waits) {
             self.send(core);
         }
-        came
+        moved_bytes(self) != before
     }
 
     pub(crate) fn on_timer(&mut self, core: &mut Core, timer: TimerId) {
