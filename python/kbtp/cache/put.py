@@ -20,7 +20,8 @@ from kbtp.errors import ApiMisuse
 from kbtp.initiator.batches import Results
 from kbtp.initiator.operations import Result
 from kbtp.limits import CACHE_CLAIM_MAX_BYTES, CACHE_RECORD_MAX_BLOCKS
-from kbtp.types import BlockRef, Status
+from kbtp.types import Status
+
 
 def put_many(state: State, values: Values, options: PutOptions, now_s: float) -> Plan[list[Item]]:
     """How each of `values` ends."""
@@ -184,7 +185,7 @@ def _small_held(state: State, small: Small, now_s: float) -> Plan[list[Item]]:
     state.counters.stored += len(items)
     state.counters.bytes_stored += sum(small.lengths_bytes)
     try:
-        if any([share.orphans for share in state.shares.values()]):
+        if any(share.orphans for share in state.shares.values()):
             yield from free_orphans(state)
         if state.must_announce:
             yield from announce_again(state, now_s)

@@ -106,7 +106,9 @@ class Small:
     def refs(self) -> list[BlockRef]:
         if not self._refs:
             rows = self._rows
-            self._refs = [BlockRef(row[3], row[1], length) for row, length in zip(rows, self.lengths_bytes, strict=True)]
+            self._refs = [
+                BlockRef(row[3], row[1], length) for row, length in zip(rows, self.lengths_bytes, strict=True)
+            ]
         return self._refs
 
     def held(self, state: State) -> list[Item]:
