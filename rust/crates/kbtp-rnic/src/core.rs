@@ -22,6 +22,7 @@ use kbtp_proto::limits;
 use kbtp_proto::own_maps::OwnMap;
 use kbtp_proto::stream::Outgoing;
 
+use crate::ahead::Ahead;
 use crate::api::Event;
 use crate::crew::{Crew, Outbox};
 use crate::device::DeviceShared;
@@ -185,6 +186,8 @@ pub(crate) struct Core {
     hurried: bool,
     /// The stream that octets came for last: while the loop spins, its socket is looked at first.
     pub(crate) busy_stream: Option<Token>,
+    /// For the streams of this loop.
+    pub(crate) ahead: Ahead,
     /// Somebody is within `poll`, which may be waiting.
     polling: bool,
     /// Somebody is at work here, and looks at the events afterwards.
@@ -216,6 +219,7 @@ impl Core {
             logs: Vec::new(),
             hurried: false,
             busy_stream: None,
+            ahead: Ahead::default(),
             polling: false,
             in_turn: false,
             commands,
@@ -353,9 +357,15 @@ impl Core {
                 break;
             }
             self.busy_stream = lives.then_some(token);
+            self.fetch_ahead();
         }
         self.in_turn = false;
         came
+    }
+
+    /// Fetch some of what will be needed next; false if there is none.
+    pub(crate) fn fetch_ahead(&mut self) -> bool {
+        self.ahead.fetch(&self.device.table().memories)
     }
 
     pub(crate) fn next_timeout(&mut self) -> Option<Duration> {

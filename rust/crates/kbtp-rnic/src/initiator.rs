@@ -20,7 +20,7 @@ use crate::api::{Event, StreamId, WcOpcode, WorkCompletion};
 use crate::core::{Core, lock};
 use crate::device::{Pd, Region};
 use crate::error::{EndReason, Error};
-use crate::memory::{Buffer, RegisteredOctets};
+use crate::memory::{Buffer, RegisteredOctets, Use};
 use crate::operation::Operation as Transport;
 use crate::stream_state::{HeldWork, StreamState, WorkOwner};
 
@@ -315,7 +315,7 @@ impl Initiator {
     }
 
     /// Let the target at the memory of `ready`, or copy it.
-    fn prepare(&self, core: &Core, ready: &mut Ready<Context>, stream: &mut Transport) -> Result<Prepared, Error> {
+    fn prepare(&self, core: &mut Core, ready: &mut Ready<Context>, stream: &mut Transport) -> Result<Prepared, Error> {
         let kind = ready.operation.kind;
         let Context { memory, checksum, .. } = &mut ready.operation.context;
         checksum.known(stream, 0); // of an earlier try with another handle
@@ -352,6 +352,12 @@ impl Initiator {
                 (region.insert(registered), 0, true)
             }
         };
+        let span = Span {
+            region: region.shared.id,
+            offset,
+            len: length,
+        };
+        core.ahead.add(span, if kind.stores() { Use::Read } else { Use::Write });
         let (stag, to) = (region.stag(), region.base_to() + offset);
         if checksum.is_wanted() {
             stream.watch_memory(stag, to, length);

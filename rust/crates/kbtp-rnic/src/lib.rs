@@ -11,6 +11,7 @@
 //! Log records go through the `log` crate with target "kbtp.rnic", never while a lock of this crate is held.
 #![deny(unsafe_code)]
 
+mod ahead;
 pub mod api;
 pub mod blocks;
 pub mod channel;

@@ -24,7 +24,7 @@ use crate::core::{ChannelShared, Core, lock};
 use crate::device::{DeviceShared, Region};
 use crate::error::Error;
 use crate::event_loop::TimerId;
-use crate::memory::RegisteredOctets;
+use crate::memory::{RegisteredOctets, Use};
 use crate::stream_state::{Held, HeldWork, StreamState, WorkOwner};
 
 impl SharedStore for SharedBlocks {
@@ -124,6 +124,10 @@ impl Core {
         }
     }
 }
+
+/// Fetched of a block that is loaded before it is sent: what follows the processor fetches by itself, and a cache holds
+/// that much of all the blocks of a batch.
+const FETCHED_MAX_BYTES: u32 = 4096;
 
 /// The registered memory of a device.
 struct Memory<'a>(&'a DeviceShared);
@@ -336,6 +340,8 @@ impl StreamState {
                 stag,
                 to,
             } => {
+                let fetched = source.part(0, FETCHED_MAX_BYTES);
+                core.device.table().memories.prefetch(fetched, Use::Read);
                 let piece = match known {
                     Some(known) => Piece::Known(source, known),
                     None => Piece::Span(source),
@@ -351,6 +357,7 @@ impl StreamState {
                 self.post_work(work, Held::new(), owner);
             }
             Action::Read { task, sink, stag, to } => {
+                core.ahead.add(sink, Use::Write);
                 let work = Work::Read {
                     wr_id: task.0,
                     sink,

@@ -137,7 +137,9 @@ impl Requester {
                 return Ok(Waited::TimedOut);
             }
             if now < spin_until {
-                std::thread::yield_now(); // to whom we may be waiting for
+                if !self.fetch_ahead() {
+                    std::thread::yield_now(); // to whom we may be waiting for
+                }
                 continue;
             }
             let Some(poller) = channel.poller() else {
@@ -163,6 +165,15 @@ impl Requester {
 
     fn is_done(&self, batch: u64) -> bool {
         lock(&self.batches).is_done(batch)
+    }
+
+    /// Fetch some memory that will be needed next; false if there is none.
+    fn fetch_ahead(&self) -> bool {
+        self.stream
+            .shared
+            .channel
+            .with(|core| core.fetch_ahead())
+            .unwrap_or(false)
     }
 
     /// Read what has come and send what may leave; true if there was any.

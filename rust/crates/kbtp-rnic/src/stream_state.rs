@@ -483,6 +483,7 @@ impl StreamState {
                 }
                 Ok(Received::Octets { bytes, more }) => {
                     core.busy_stream = Some(self.token);
+                    core.ahead.clear();
                     self.take_events(core);
                     budget_bytes = budget_bytes.saturating_sub(bytes);
                     if !more || budget_bytes == 0 {
