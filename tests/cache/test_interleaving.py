@@ -12,7 +12,7 @@ from kbtp import limits
 from kbtp.cache import IndexUnavailable, MemoryIndex, Outcome
 from kbtp.cache.announcement import Announcement
 from kbtp.cache.checksum import checksum, checksums
-from kbtp.cache.get import Get, get_many
+from kbtp.cache.get import get_many
 from kbtp.cache.keys import Names
 from kbtp.cache.lookups import Named, contains_many, delete_many
 from kbtp.cache.outcomes import Item
@@ -163,8 +163,8 @@ class Cluster:
         return Running(self, plan)
 
     def get(self, key: bytes, *, verify: bool = False) -> Running:
-        gets = [Get(NAMES.of(key), memoryview(bytearray(4 * BLOCK_BYTES)))]
-        return Running(self, get_many(self.state, gets, verify=verify, now_s=self.clock()), gets)
+        values = Values([NAMES.of(key)], [memoryview(bytearray(4 * BLOCK_BYTES))])
+        return Running(self, get_many(self.state, values, verify=verify, now_s=self.clock()))
 
     def delete(self, key: bytes) -> None:
         named = [Named(NAMES.of(key))]

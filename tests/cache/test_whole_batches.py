@@ -14,7 +14,7 @@ from kbtp.cache.keys import Names
 from kbtp.cache.outcomes import Outcome
 from kbtp.cache.record import Copy, Record
 from kbtp.cache.remembered import COUNT_OF_ONE_BLOCK, Remembered
-from kbtp.cache.requests import gets_of, named_of, values_of
+from kbtp.cache.requests import buffers_of, named_of, values_of
 from kbtp.cache.share import Held, Share
 from kbtp.cache.state import Identity, State
 from kbtp.types import BlockRef
@@ -47,6 +47,9 @@ def victims_of(share: Share) -> list[bytes]:
 def test_a_share_holds_and_drops_them(make: Callable[[], Policy], batches: list[tuple[bool, list[bytes]]]) -> None:
     whole, single = (Share(1, "kbtp://10.0.0.1", BLOCK_BYTES, make()) for _ in range(2))
     for number, (puts, names) in enumerate(batches):
+        whole.used_all(names[::2])
+        for name in names[::2]:
+            single.used(name)
         if puts:
             values = {name: held_of(10 * number + place) for place, name in enumerate(names)}
             whole.hold_all(values)
@@ -116,6 +119,7 @@ def test_one_that_is_wrong_is_so_by_itself(wrong: str) -> None:
     values = values_of(names, keys, buffers)
     assert [len(view) for view in values.views] == [1, 0, 3]
     assert (values.names[0], values.names[2]) == (names.of(b"a"), names.of(b"c"))
-    for asked in (values.puts(), gets_of(names, keys, buffers), named_of(names, keys) if wrong == "key" else []):
+    assert buffers_of(names, keys, buffers).invalid.keys() == {1}
+    for asked in (values.puts(), named_of(names, keys) if wrong == "key" else []):
         items = [one.item for one in asked]
         assert [item and item.outcome for item in items] == ([None, Outcome.INVALID, None] if items else [])

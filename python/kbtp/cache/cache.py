@@ -14,7 +14,7 @@ from kbtp.cache.links import Links
 from kbtp.cache.lookups import clear, contains_many, delete_many, pin_many, unpin_many
 from kbtp.cache.outcomes import Counters, Item, Outcome, ended, valid
 from kbtp.cache.put import put_many
-from kbtp.cache.requests import checked_s, gets_of, named_of, values_of
+from kbtp.cache.requests import buffers_of, checked_s, named_of, values_of
 from kbtp.cache.settings import CacheSettings
 from kbtp.cache.steps import TARGET_STEPS, Beside, Claim, IndexUnavailable, ListTargets, Load, Plan, Step
 from kbtp.rnic import open_rnic
@@ -99,9 +99,8 @@ class Cache:
 
     def get_many_into(self, keys: Sequence[bytes], into: Sequence[object], *, verify: bool = True) -> list[Item]:
         """Load each value to the start of the buffer at its place; `Item.length_bytes` are the octets of each."""
-        gets = gets_of(self._names, keys, into)
-        self._run(get_many(self._state, gets, verify=verify, now_s=self._now_s()))
-        return [ended(get.item) for get in gets]
+        wanted = buffers_of(self._names, keys, into)
+        return self._run(get_many(self._state, wanted, verify=verify, now_s=self._now_s()))
 
     def contains_many(self, keys: Sequence[bytes]) -> list[Item]:
         """HIT with its length for each value that the index knows of, on a target that lives."""

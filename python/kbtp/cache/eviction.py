@@ -25,6 +25,9 @@ class Policy(Protocol):
     def used(self, name: bytes) -> None:
         """Nothing if it is not there."""
 
+    def used_all(self, names: Iterable[bytes]) -> None:
+        """As `used` of each, in order."""
+
     def remove(self, name: bytes) -> None:
         """It went without being a victim. Nothing if it is not there."""
 
@@ -55,6 +58,12 @@ class Lru:
     def used(self, name: bytes) -> None:
         if name in self._order:
             self._order.move_to_end(name)
+
+    def used_all(self, names: Iterable[bytes]) -> None:
+        order, move_to_end = self._order, self._order.move_to_end
+        for name in names:
+            if name in order:
+                move_to_end(name)
 
     def remove(self, name: bytes) -> None:
         self._order.pop(name, None)
@@ -103,6 +112,10 @@ class S3Fifo:
         for queue in (self._small, self._main):
             if name in queue:
                 queue[name] = min(self.USES_MAX, queue[name] + 1)
+
+    def used_all(self, names: Iterable[bytes]) -> None:
+        for name in names:
+            self.used(name)
 
     def remove(self, name: bytes) -> None:
         self._small.pop(name, None)

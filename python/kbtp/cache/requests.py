@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kbtp import limits
-from kbtp.cache.get import Get
 from kbtp.cache.keys import Names
 from kbtp.cache.lookups import Named
 from kbtp.cache.outcomes import Item, Outcome
@@ -16,13 +15,9 @@ from kbtp.verbs.buffers import buffer_of
 _EMPTY = memoryview(b"")
 
 
-def gets_of(names: Names, keys: Sequence[object], into: Sequence[object]) -> list[Get]:
+def buffers_of(names: Names, keys: Sequence[object], into: Sequence[object]) -> Values:
     """Raises `ApiMisuse` if they are not equally many."""
-    paired = _paired(names, keys, into, _writable)
-    gets = list(map(Get, paired.names, paired.views))
-    for place, item in paired.invalid.items():
-        gets[place].item = item
-    return gets
+    return _paired(names, keys, into, _writable)
 
 
 def values_of(names: Names, keys: Sequence[object], values: Sequence[object]) -> Values:

@@ -127,6 +127,10 @@ class Share:
     def used(self, name: bytes) -> None:
         self._policy.used(name)
 
+    def used_all(self, names: Iterable[bytes]) -> None:
+        """As `used` of each, in order."""
+        self._policy.used_all(names)
+
     def get(self, name: bytes) -> Held | None:
         return self._held.get(name)
 

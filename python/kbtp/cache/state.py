@@ -143,11 +143,14 @@ class State:
 
     def used(self, names: Sequence[bytes], owners: Sequence[bytes]) -> None:
         """Values were used together, in this order: their owners' policies hear of it, from the end (docs/cache.md)."""
-        for name, owner in zip(reversed(names), reversed(owners), strict=True):
-            if owner == self.owner:
-                for share in self.shares.values():
-                    share.used(name)
-            elif self._mail_count < limits.CACHE_MAIL_MAX:
+        ended = list(zip(reversed(names), reversed(owners), strict=True))
+        ours = [name for name, owner in ended if owner == self.owner]
+        for share in self.shares.values():
+            share.used_all(ours)
+        if len(ours) == len(ended):
+            return
+        for name, owner in ended:
+            if owner != self.owner and self._mail_count < limits.CACHE_MAIL_MAX:
                 self._mail_count += 1
                 self._mail.setdefault(owner, {})[name] = None
 

@@ -1,4 +1,4 @@
-"""What is to be put: the names and octets of a batch, and one value of it until it is known how it ends."""
+"""What a call is about: names and octets of a batch, and one value to be put until it is known how it ends."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """A batch, in order."""
+    """A batch, in order: what is to be put, or where what is wanted goes."""
 
     names: Sequence[bytes]
     views: Sequence[memoryview]
     invalid: Mapping[int, Item] = field(default_factory=dict)
-    """By place, those that can never be put."""
+    """By place, those that can never work."""
 
     def puts(self) -> list[Put]:
         """One for each."""
