@@ -28,9 +28,14 @@ struct Piece {
 pub struct KnownCrcs(Mutex<Vec<Piece>>);
 
 impl KnownCrcs {
+    /// Whether anything is remembered of so many octets.
+    pub(crate) fn are_worth_it(length_bytes: u32) -> bool {
+        length_bytes >= PIECE_MIN_BYTES
+    }
+
     /// The CRC32c `state` continued over `span`, which begins `from` octets behind the block's first.
     pub(crate) fn continued(&self, state: u32, span: Span, from: u32, octets: &dyn Octets) -> u32 {
-        if span.len < PIECE_MIN_BYTES {
+        if !Self::are_worth_it(span.len) {
             return octets.crc32c(state, span);
         }
         let is = |piece: &&Piece| (piece.from, piece.len) == (from, span.len);

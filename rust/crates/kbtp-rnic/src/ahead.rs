@@ -37,6 +37,10 @@ impl Ahead {
         self.bytes = 0;
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.spans.is_empty()
+    }
+
     /// Fetch the next piece; false if there is none.
     pub(crate) fn fetch(&mut self, memories: &Memories) -> bool {
         let Some((span, for_what)) = self.spans.front_mut() else {

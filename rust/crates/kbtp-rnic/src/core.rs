@@ -365,7 +365,7 @@ impl Core {
 
     /// Fetch some of what will be needed next; false if there is none.
     pub(crate) fn fetch_ahead(&mut self) -> bool {
-        self.ahead.fetch(&self.device.table().memories)
+        !self.ahead.is_empty() && self.ahead.fetch(&self.device.table().memories)
     }
 
     pub(crate) fn next_timeout(&mut self) -> Option<Duration> {

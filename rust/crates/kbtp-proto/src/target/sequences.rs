@@ -16,6 +16,7 @@ use super::punt::PuntReason;
 use super::session::Session;
 use super::turns::TaskId;
 use crate::blocks::{Allocation, BlockStore, Entry, FreeToken, Freeing, Pin};
+use crate::known_crcs::KnownCrcs;
 use crate::memory::Span;
 use crate::types::{ApiMisuse, RequestFlag, Status};
 use crate::wire::{Operation, Request};
@@ -123,7 +124,9 @@ impl<S: SharedStore> Session<S> {
             }
             let source = self.in_block(store, entry.block_offset, entry.data_length)?;
             let pin = store.begin_load(request.handle, self.grant.stream)?; // draft 6.1 step 1, profile 6.1
-            let known = store.known_crcs(&entry);
+            let known = KnownCrcs::are_worth_it(source.len)
+                .then(|| store.known_crcs(&entry))
+                .flatten();
             Ok(Begun::Done(Some((pin, entry, source, known))))
         })?;
         match begun {
