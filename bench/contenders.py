@@ -10,7 +10,7 @@ from typing import Protocol
 
 from bench.peers import PeerKind
 from kbtp.testing.bench.crew import Crew, blocks_for
-from kbtp.testing.bench.figures import ALLOC, LOAD, STORE, Cell, Figures
+from kbtp.testing.bench.figures import ALLOC, ALLOC_ALONE, LOAD, STORE, Cell, Figures
 from kbtp.testing.bench.process import Child, Message
 from kbtp.testing.bench.target import TargetProcess, TargetSettings
 
@@ -85,7 +85,7 @@ class _Processes:
 class Kbtp:
     """A target and initiators of this project."""
 
-    operations: Sequence[str] = (LOAD, STORE, ALLOC)
+    operations: Sequence[str] = (LOAD, STORE, ALLOC, ALLOC_ALONE)
 
     def __init__(
         self,

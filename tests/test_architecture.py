@@ -102,8 +102,8 @@ SYSTEM = frozenset(
     " socket socketserver ssl subprocess threading time uuid".split()
 )
 CACHE_DECIDES = (
-    "backoff checksum eviction get keys lookups outcomes placement put record remembered share state steps"
-    " upkeep".split()
+    "backoff checksum eviction get keys lookups outcomes placement put record remembered share small state steps"
+    " upkeep values".split()
 )
 DECIDING = "layers that decide do no I/O; time and randomness are arguments"
 BANS = (

@@ -20,7 +20,6 @@ from kbtp.testing.bench.process import end_in_order_on_sigterm
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB)
 PHASES = ("traces", "speed", "behaviour")
-CELLS = 6
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -62,7 +61,7 @@ def main(
                 lines += [(one.holds, one.line) for one in found]
         if "speed" in phases:
             chosen = sizes or SIZES
-            with progress_bar(len(chosen) * CELLS * rounds * 2) as advance:
+            with progress_bar(sum(len(speed.cells_of(size)) for size in chosen) * rounds * 2) as advance:
                 verdicts, notes, results = speed.verdicts(
                     chosen, rounds, seconds, limits.RNIC_SPIN_US, halves() if pin else ANYWHERE, advance
                 )

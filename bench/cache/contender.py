@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from bench.contenders import Peer, Places
 from bench.peers import Cpus, PeerKind, Start
 from kbtp.cache import Cache, Item
-from kbtp.testing.bench.figures import ALLOC, LOAD, STORE
+from kbtp.testing.bench.figures import ALLOC, ALLOC_ALONE, LOAD, STORE
 from kbtp.testing.bench.process import BenchFailed, Child, Message, environment, python
 from kbtp.testing.bench.rnics import open_spinning
 from kbtp.testing.bench.workload import Call, Slots
@@ -97,7 +97,7 @@ def _checked(items: Iterable[Item]) -> None:
 
 
 class CacheContender(Peer):
-    operations: Sequence[str] = (LOAD, STORE, ALLOC)
+    operations: Sequence[str] = (LOAD, STORE, ALLOC, ALLOC_ALONE)
 
     def __init__(self, block_bytes: int, spin_us: int, places: Places) -> None:
         """For one size of blocks: a target has but one."""

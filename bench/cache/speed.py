@@ -11,7 +11,7 @@ from bench.peers import KINDS
 from bench.ratios import DEEP, Verdict, compared, gb_per_s, p50
 from bench.rounds import Results, interleaved
 from kbtp.cli.units import format_size
-from kbtp.testing.bench.figures import ALLOC, LOAD, STORE, Cell
+from kbtp.testing.bench.figures import ALLOC, ALLOC_ALONE, LOAD, STORE, Cell
 
 SESSION_MIN = 0.85
 SESSION_BYTES = 1 << 20
@@ -31,23 +31,35 @@ def verdicts(
     for size in sizes:
         raw = Kbtp(RAW, rnic="auto", spin_us=spin_us, places=places)
         contenders: list[Contender] = [raw, CacheContender(size, spin_us, places), *found]
-        cells = [Cell(operation, size, depth) for operation in (LOAD, STORE, ALLOC) for depth in (1, DEEP)]
-        results |= interleaved(contenders, cells, rounds=rounds, seconds=seconds, advance=advance)
-        said += _beside_session(results, size) + _beside_peers(
-            results, size, [peer.name for peer in found if peer.is_judged]
-        )
+        results |= interleaved(contenders, cells_of(size), rounds=rounds, seconds=seconds, advance=advance)
+        if size == SESSION_BYTES:
+            said += _beside_session(results)
+            notes.append(_with_deletes(results))
+        said += _beside_peers(results, size, [peer.name for peer in found if peer.is_judged])
     return said, notes, results
 
 
-def _beside_session(results: Results, size: int) -> list[Verdict]:
-    if size != SESSION_BYTES:
-        return []
+def cells_of(size: int) -> list[Cell]:
+    cells = [Cell(operation, size, depth) for operation in (LOAD, STORE, ALLOC) for depth in (1, DEEP)]
+    return [*cells, Cell(ALLOC_ALONE, size, DEEP)] if size == SESSION_BYTES else cells
+
+
+def _beside_session(results: Results) -> list[Verdict]:
+    """The call that is compared is timed, and nothing else."""
     made = []
-    for operation, what in ((LOAD, "get_into / LOAD"), (ALLOC, "put and delete / ALLOC_STORE and FREE")):
-        cell = Cell(operation, size, DEEP)
+    for operation, what in ((LOAD, "get_into / LOAD"), (ALLOC_ALONE, "put / ALLOC_STORE")):
+        cell = Cell(operation, SESSION_BYTES, DEEP)
         measured = compared(results, gb_per_s, (NAME, cell), (RAW, cell))
-        made.append(Verdict(f"{DEEP} of {format_size(size)}, {what}, GB/s", measured, SESSION_MIN, False))
+        made.append(Verdict(f"{DEEP} of {format_size(SESSION_BYTES)}, {what}, GB/s", measured, SESSION_MIN, False))
     return made
+
+
+def _with_deletes(results: Results) -> str:
+    """With what makes room again. It is not judged: to delete is two round trips, of which FREE is one."""
+    cell = Cell(ALLOC, SESSION_BYTES, DEEP)
+    ratio = compared(results, gb_per_s, (NAME, cell), (RAW, cell))
+    what = f"{DEEP} of {format_size(SESSION_BYTES)}, put and delete / ALLOC_STORE and FREE, GB/s"
+    return f"shown  {what}: {ratio.median:.3g} x ({ratio.low:.3g} to {ratio.high:.3g})"
 
 
 def _beside_peers(results: Results, size: int, peers: Sequence[str]) -> list[Verdict]:

@@ -28,7 +28,9 @@ def test_each_requirement_is_a_line() -> None:
 def test_speed_is_compared_with_the_session_below() -> None:
     result = CliRunner().invoke(main, ["--only", "speed", "--block-size", "1MiB", "--rounds", "1", "--seconds", "20ms"])
     assert result.exit_code in (0, 1), result.output
-    assert "32 of 1 MiB, get_into / LOAD, GB/s" in result.stdout
+    for judged in ("get_into / LOAD", "put / ALLOC_STORE"):
+        assert f"32 of 1 MiB, {judged}, GB/s" in result.stdout
+    assert "shown  32 of 1 MiB, put and delete / ALLOC_STORE and FREE, GB/s: " in result.stdout
     assert "kbtp.Cache: load, 1 of 1 MiB: p50" in result.stdout
 
 

@@ -12,11 +12,12 @@ from kbtp import limits
 from kbtp.cache import IndexUnavailable, MemoryIndex, Outcome
 from kbtp.cache.announcement import Announcement
 from kbtp.cache.checksum import checksum, checksums
-from kbtp.cache.get import Get, get_many
+from kbtp.cache.get import get_many
 from kbtp.cache.keys import Names
 from kbtp.cache.lookups import Named, contains_many, delete_many
+from kbtp.cache.outcomes import Item
 from kbtp.cache.placement import placement
-from kbtp.cache.put import Put, PutOptions, put_many
+from kbtp.cache.put import put_many
 from kbtp.cache.record import Copy, Record
 from kbtp.cache.state import Identity, State, gone_letter
 from kbtp.cache.steps import (
@@ -39,6 +40,7 @@ from kbtp.cache.steps import (
     Tell,
     Withdraw,
 )
+from kbtp.cache.values import PutOptions, Values
 from kbtp.errors import ApiMisuse
 from kbtp.initiator.batches import Results
 from kbtp.initiator.operations import Result
@@ -156,13 +158,13 @@ class Cluster:
 
     def put(self, *keys: bytes, state: State | None = None, blocks: int = 1, copies: int = 1) -> Running:
         view = memoryview(bytes(blocks * BLOCK_BYTES))
-        puts = [Put(NAMES.of(key), view) for key in keys]
-        plan = put_many(state or self.state, puts, PutOptions(copies=copies), self.clock())
-        return Running(self, plan, puts)
+        values = Values([NAMES.of(key) for key in keys], [view] * len(keys))
+        plan = put_many(state or self.state, values, PutOptions(copies=copies), self.clock())
+        return Running(self, plan)
 
     def get(self, key: bytes, *, verify: bool = False) -> Running:
-        gets = [Get(NAMES.of(key), memoryview(bytearray(4 * BLOCK_BYTES)))]
-        return Running(self, get_many(self.state, gets, verify=verify, now_s=self.clock()), gets)
+        values = Values([NAMES.of(key)], [memoryview(bytearray(4 * BLOCK_BYTES))])
+        return Running(self, get_many(self.state, values, verify=verify, now_s=self.clock()))
 
     def delete(self, key: bytes) -> None:
         named = [Named(NAMES.of(key))]
@@ -183,10 +185,12 @@ class Cluster:
 class Running:
     """A plan that stops where a test wants it to."""
 
-    def __init__(self, cluster: Cluster, plan: Plan[None], items: Sequence[Any]) -> None:
+    def __init__(self, cluster: Cluster, plan: Plan[Any], asked: Sequence[Any] = ()) -> None:
+        """`asked` have the items, unless the plan ends with them."""
         self._cluster = cluster
         self._plan = plan
-        self._items = items
+        self._asked = asked
+        self._items: list[Item] | None = None
         self.step: Step | None = next(plan)
 
     def before(self, kind: type[Any] | tuple[type[Any], ...]) -> Running:
@@ -208,7 +212,8 @@ class Running:
     def end(self) -> list[Outcome]:
         while self.step is not None:
             self.take()
-        return [item.item.outcome for item in self._items]
+        items = [one.item for one in self._asked] if self._items is None else self._items
+        return [item.outcome for item in items]
 
     def interrupt(self) -> None:
         """Ctrl-C while the step is under way."""
@@ -218,8 +223,8 @@ class Running:
     def _next(self, go_on: Callable[[], Step]) -> None:
         try:
             self.step = go_on()
-        except StopIteration:
-            self.step = None
+        except StopIteration as done:
+            self.step, self._items = None, done.value
 
 
 @pytest.fixture

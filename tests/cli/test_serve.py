@@ -254,7 +254,7 @@ def test_a_port_in_use(run: Run) -> None:
 
 @pytest.mark.parametrize("error", [MemoryError("no more"), OSError(12, "Cannot allocate memory")])
 def test_a_pool_that_the_system_does_not_give(run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr("mmap.mmap", refuse)

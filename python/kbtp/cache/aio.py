@@ -15,7 +15,7 @@ from kbtp.cache.index import AsyncIndex, open_async_index
 from kbtp.cache.lookups import clear, contains_many, delete_many, pin_many, unpin_many
 from kbtp.cache.outcomes import Counters, Item, Outcome, ended, valid
 from kbtp.cache.put import put_many
-from kbtp.cache.requests import checked_s, gets_of, named_of, puts_of
+from kbtp.cache.requests import buffers_of, checked_s, named_of, values_of
 from kbtp.cache.settings import CacheSettings
 from kbtp.cache.steps import TARGET_STEPS, Beside, IndexUnavailable, ListTargets, Plan, Step
 from kbtp.rnic import open_rnic
@@ -74,15 +74,13 @@ class AsyncCache:
     ) -> list[Item]:
         """See `Cache.put_many`."""
         self._settings.check_writes()
-        puts = puts_of(self._names, keys, values)
-        await self._run(put_many(self._state, puts, self._settings.put_options(ttl_s), self._now_s()))
-        return [ended(put.item) for put in puts]
+        wanted = values_of(self._names, keys, values)
+        return await self._run(put_many(self._state, wanted, self._settings.put_options(ttl_s), self._now_s()))
 
     async def get_many_into(self, keys: Sequence[bytes], into: Sequence[object], *, verify: bool = True) -> list[Item]:
         """See `Cache.get_many_into`."""
-        gets = gets_of(self._names, keys, into)
-        await self._run(get_many(self._state, gets, verify=verify, now_s=self._now_s()))
-        return [ended(get.item) for get in gets]
+        wanted = buffers_of(self._names, keys, into)
+        return await self._run(get_many(self._state, wanted, verify=verify, now_s=self._now_s()))
 
     async def contains_many(self, keys: Sequence[bytes]) -> list[Item]:
         """See `Cache.contains_many`."""

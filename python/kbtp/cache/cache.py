@@ -14,7 +14,7 @@ from kbtp.cache.links import Links
 from kbtp.cache.lookups import clear, contains_many, delete_many, pin_many, unpin_many
 from kbtp.cache.outcomes import Counters, Item, Outcome, ended, valid
 from kbtp.cache.put import put_many
-from kbtp.cache.requests import checked_s, gets_of, named_of, puts_of
+from kbtp.cache.requests import buffers_of, checked_s, named_of, values_of
 from kbtp.cache.settings import CacheSettings
 from kbtp.cache.steps import TARGET_STEPS, Beside, Claim, IndexUnavailable, ListTargets, Load, Plan, Step
 from kbtp.rnic import open_rnic
@@ -94,15 +94,13 @@ class Cache:
         """Store each of `values`; they are as if used one after the other from the last to the first. None evicts
         another one of the batch: what does not fit beside those before it is NO_SPACE."""
         self._settings.check_writes()
-        puts = puts_of(self._names, keys, values)
-        self._run(put_many(self._state, puts, self._settings.put_options(ttl_s), self._now_s()))
-        return [ended(put.item) for put in puts]
+        wanted = values_of(self._names, keys, values)
+        return self._run(put_many(self._state, wanted, self._settings.put_options(ttl_s), self._now_s()))
 
     def get_many_into(self, keys: Sequence[bytes], into: Sequence[object], *, verify: bool = True) -> list[Item]:
         """Load each value to the start of the buffer at its place; `Item.length_bytes` are the octets of each."""
-        gets = gets_of(self._names, keys, into)
-        self._run(get_many(self._state, gets, verify=verify, now_s=self._now_s()))
-        return [ended(get.item) for get in gets]
+        wanted = buffers_of(self._names, keys, into)
+        return self._run(get_many(self._state, wanted, verify=verify, now_s=self._now_s()))
 
     def contains_many(self, keys: Sequence[bytes]) -> list[Item]:
         """HIT with its length for each value that the index knows of, on a target that lives."""

@@ -7,7 +7,7 @@ nothing without what it begins with: that is for the caller to do.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from kbtp.errors import ApiMisuse
@@ -19,11 +19,19 @@ class Policy(Protocol):
     def add(self, name: bytes) -> None:
         """A new value; counts as a use if it is there already."""
 
+    def add_all(self, names: Iterable[bytes]) -> None:
+        """As `add` of each, in order."""
+
     def used(self, name: bytes) -> None:
         """Nothing if it is not there."""
 
+    def used_all(self, names: Iterable[bytes]) -> None:
+        """As `used` of each, in order."""
+
     def remove(self, name: bytes) -> None:
         """It went without being a victim. Nothing if it is not there."""
+
+    def remove_all(self, names: Iterable[bytes]) -> None: ...
 
     def victim(self) -> bytes | None:
         """The value that goes next, no longer held; None if there is none."""
@@ -41,12 +49,29 @@ class Lru:
         self._order[name] = None
         self._order.move_to_end(name)
 
+    def add_all(self, names: Iterable[bytes]) -> None:
+        order, move_to_end = self._order, self._order.move_to_end
+        for name in names:
+            order[name] = None
+            move_to_end(name)
+
     def used(self, name: bytes) -> None:
         if name in self._order:
             self._order.move_to_end(name)
 
+    def used_all(self, names: Iterable[bytes]) -> None:
+        order, move_to_end = self._order, self._order.move_to_end
+        for name in names:
+            if name in order:
+                move_to_end(name)
+
     def remove(self, name: bytes) -> None:
         self._order.pop(name, None)
+
+    def remove_all(self, names: Iterable[bytes]) -> None:
+        pop = self._order.pop
+        for name in names:
+            pop(name, None)
 
     def victim(self) -> bytes | None:
         return self._order.popitem(last=False)[0] if self._order else None
@@ -79,14 +104,26 @@ class S3Fifo:
         else:
             self._small[name] = 0
 
+    def add_all(self, names: Iterable[bytes]) -> None:
+        for name in names:
+            self.add(name)
+
     def used(self, name: bytes) -> None:
         for queue in (self._small, self._main):
             if name in queue:
                 queue[name] = min(self.USES_MAX, queue[name] + 1)
 
+    def used_all(self, names: Iterable[bytes]) -> None:
+        for name in names:
+            self.used(name)
+
     def remove(self, name: bytes) -> None:
         self._small.pop(name, None)
         self._main.pop(name, None)
+
+    def remove_all(self, names: Iterable[bytes]) -> None:
+        for name in names:
+            self.remove(name)
 
     def victim(self) -> bytes | None:
         held = len(self)

@@ -8,8 +8,9 @@ from typing import TypeAlias
 
 from kbtp.cache.announcement import Announcement
 from kbtp.cache.checksum import BlockChecksums
-from kbtp.cache.outcomes import MISS, Item, Outcome
+from kbtp.cache.outcomes import MISS, Item, Outcome, ended
 from kbtp.cache.record import Copy, Record
+from kbtp.cache.remembered import Known
 from kbtp.cache.state import State, log
 from kbtp.cache.steps import (
     Beside,
@@ -23,6 +24,7 @@ from kbtp.cache.steps import (
     TakeChecksums,
 )
 from kbtp.cache.upkeep import announce_again
+from kbtp.cache.values import Values
 from kbtp.errors import ApiMisuse
 from kbtp.initiator.batches import Results
 from kbtp.initiator.destinations import Destinations
@@ -60,17 +62,34 @@ class Get:
         self.item = Item(Outcome.HIT, self.record.length_bytes)
 
 
-def get_many(state: State, gets: Sequence[Get], *, verify: bool, now_s: float) -> Plan[None]:
-    """Every one of `gets` has its `item` when this is done."""
+def get_many(state: State, values: Values, *, verify: bool, now_s: float) -> Plan[list[Item]]:
+    """How each of `values` ends, which are loaded into its views."""
+    known = _known(state, values) if verify and not values.invalid else None
+    if known is not None:
+        return (yield from _load_known(state, values, *known, now_s))
+    gets = _gets_of(values)
+    return (yield from _ended(state, gets, verify, now_s, _get_any(state, gets, verify, now_s)))
+
+
+def _gets_of(values: Values) -> list[Get]:
+    gets = list(map(Get, values.names, values.views))
+    for place, item in values.invalid.items():
+        gets[place].item = item
+    return gets
+
+
+def _get_any(state: State, gets: Sequence[Get], verify: bool, now_s: float) -> Plan[None]:
+    wanted = [get for get in gets if get.item is None]
+    if _are_remembered(state, wanted):
+        yield from _load_beside(state, wanted, verify, now_s)
+    else:
+        yield from _look_up(state, wanted, now_s)
+
+
+def _ended(state: State, gets: Sequence[Get], verify: bool, now_s: float, plan: Plan[None]) -> Plan[list[Item]]:
+    """The items of all `gets` when `plan` is done, and every copy tried."""
     try:
-        wanted = [get for get in gets if get.item is None]
-        known = _known(state, wanted) if verify else None
-        if known is not None:
-            yield from _load_known(state, wanted, *known, now_s)
-        elif not _are_remembered(state, wanted):
-            yield from _look_up(state, wanted, now_s)
-        else:
-            yield from _load_beside(state, wanted, verify, now_s)
+        yield from plan
         while wanted := [get for get in gets if get.item is None]:
             yield from _load(state, wanted, verify)
     finally:
@@ -84,6 +103,7 @@ def get_many(state: State, gets: Sequence[Get], *, verify: bool, now_s: float) -
             yield from announce_again(state, now_s)
     except IndexUnavailable as error:
         state.index_failed(error)
+    return [ended(get.item) for get in gets]
 
 
 def _count(state: State, gets: Sequence[Get]) -> None:
@@ -157,18 +177,16 @@ def _load_beside(state: State, gets: Sequence[Get], verify: bool, now_s: float) 
     as if they had been looked up and nothing else.
     """
     jobs, load = _jobs(gets, verify)
-    looked, replies = yield from _beside(state, gets, load)
+    looked, replies = yield from _beside(state, [get.name for get in gets], load)
     yield from _saw_beside(state, gets, jobs, looked, replies, verify, now_s)
 
 
 _Replies: TypeAlias = Mapping[int, Results | None]
 
 
-def _beside(state: State, gets: Sequence[Get], load: Load) -> Plan[tuple[Looked | IndexUnavailable, _Replies]]:
+def _beside(state: State, names: Sequence[bytes], load: Load) -> Plan[tuple[Looked | IndexUnavailable, _Replies]]:
     try:
-        replies: tuple[Looked | IndexUnavailable, _Replies] = yield Beside(
-            state.lookup([get.name for get in gets]), load
-        )
+        replies: tuple[Looked | IndexUnavailable, _Replies] = yield Beside(state.lookup(names), load)
         return replies
     except IndexUnavailable as error:
         return error, {}
@@ -198,57 +216,70 @@ def _saw_beside(
     _prepare_all(state, gets)
 
 
-_Known: TypeAlias = tuple[Announcement, list[bytes], list[Record]]
-"""A target, and of each value the octets of its record, and what they say."""
+# --- what most gets are of -----------------------------------------------------------------------
 
 
-def _known(state: State, gets: Sequence[Get]) -> _Known | None:
-    """If all are remembered as values of one block each on one target that is there: what most gets are of."""
-    octets, records = [], []
+def _known(state: State, values: Values) -> tuple[Announcement, list[Known]] | None:
+    """If all are remembered as values of one block each on one target that is there."""
+    known = []
     where: int | None = None
-    for get in gets:
-        remembered = state.remembered.get(get.name)
+    for name, view in zip(values.names, values.views, strict=True):
+        remembered = state.remembered.get(name)
         if remembered is None:
             return None
         record = remembered[1]
-        if len(record.copies) != 1 or record.length_bytes > min(record.block_bytes, len(get.view)):
+        if len(record.copies) != 1 or record.length_bytes > min(record.block_bytes, len(view)):
             return None
         incarnation = record.copies[0].incarnation
         if where is not None and where != incarnation:
             return None
         where = incarnation
-        octets.append(remembered[0])
-        records.append(record)
+        known.append(remembered)
     target = None if where is None else state.targets.get(where)
-    return None if target is None else (target, octets, records)
+    return None if target is None else (target, known)
 
 
 def _load_known(
-    state: State, gets: Sequence[Get], target: Announcement, octets: list[bytes], records: list[Record], now_s: float
-) -> Plan[None]:
+    state: State, values: Values, target: Announcement, known: Sequence[Known], now_s: float
+) -> Plan[list[Item]]:
     """As `_load_beside`, and no more than is to be done if all goes well."""
+    records = [record for _, record, _ in known]
     into = [
-        get.view if len(get.view) == record.length_bytes else get.view[: record.length_bytes]
-        for get, record in zip(gets, records, strict=True)
+        view if len(view) == record.length_bytes else view[: record.length_bytes]
+        for view, record in zip(values.views, records, strict=True)
     ]
     job = LoadJob(target, [record.copies[0].refs[0] for record in records], into)
-    looked, replies = yield from _beside(state, gets, Load({target.incarnation: job}, True))
-    for get, said, record in zip(gets, octets, records, strict=True):
-        get.octets, get.record = said, record
+    looked, replies = yield from _beside(state, values.names, Load({target.incarnation: job}, True))
     results = replies.get(target.incarnation)
     if (
         results is not None
         and results.ok
         and isinstance(looked, Looked)
-        and looked.records == octets
+        and looked.records == [octets for octets, _, _ in known]
         and [(row[2], row[5]) for row in results.rows] == [(one.length_bytes, one.checksum) for one in records]
     ):
-        state.saw_life(looked.life)
-        for get in gets:
-            get.hit()
-        return
+        return (yield from _hits(state, values.names, known, looked.life, now_s))
+    gets = _gets_of(values)
+    for get, (octets, record, _) in zip(gets, known, strict=True):
+        get.octets, get.record = octets, record
     jobs = {target: [(get, record.copies[0]) for get, record in zip(gets, records, strict=True)]}
-    yield from _saw_beside(state, gets, jobs, looked, replies, True, now_s)
+    return (yield from _ended(state, gets, True, now_s, _saw_beside(state, gets, jobs, looked, replies, True, now_s)))
+
+
+def _hits(state: State, names: Sequence[bytes], known: Sequence[Known], life: bytes, now_s: float) -> Plan[list[Item]]:
+    state.saw_life(life)
+    lengths_bytes = [record.length_bytes for _, record, _ in known]
+    state.counters.hits += len(names)
+    state.counters.bytes_loaded += sum(lengths_bytes)
+    state.remembered.keep_all(dict(zip(names, known, strict=True)))
+    state.used(names, [record.owner for _, record, _ in known])
+    if state.must_announce:
+        try:
+            yield from announce_again(state, now_s)
+        except IndexUnavailable as error:
+            state.index_failed(error)
+    items = {length_bytes: Item(Outcome.HIT, length_bytes) for length_bytes in lengths_bytes}
+    return [items[length_bytes] for length_bytes in lengths_bytes]
 
 
 # --- what was looked up --------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kbtp.cache.outcomes import MISS, UNAVAILABLE, Item, Outcome
+from kbtp.cache.outcomes import DELETED, MISS, UNAVAILABLE, Item, Outcome
 from kbtp.cache.record import Record
 from kbtp.cache.state import State, gone_letter
 from kbtp.cache.steps import Discard, Entry, IndexUnavailable, ListTargets, Pin, Plan, Scan, Tell, Unpin
@@ -54,9 +54,14 @@ def delete_many(state: State, named: Sequence[Named]) -> Plan[None]:
     asked = [one for one in named if one.item is None]
     try:
         records = yield Discard([one.name for one in asked])
+        gone: list[Entry] = []
         for one, octets in zip(asked, records, strict=True):
-            one.item = MISS if octets is None else Item(Outcome.DELETED)
-        yield from _gone(state, [(one.name, octets) for one, octets in zip(asked, records, strict=True) if octets])
+            if octets is None:
+                one.item = MISS
+            else:
+                one.item = DELETED
+                gone.append((one.name, octets))
+        yield from _gone(state, gone)
     except IndexUnavailable as error:
         state.index_failed(error)
         for one in asked:
@@ -79,9 +84,7 @@ def clear(state: State) -> Plan[int]:
 def _gone(state: State, entries: Sequence[Entry]) -> Plan[None]:
     """Have the blocks of these freed, whose records are removed: by their owners, where those are others."""
     letters: dict[bytes, list[bytes]] = {}
-    for name, octets in entries:
-        if state.lost(name, octets):
-            continue
+    for name, octets in state.all_lost(entries):
         record = state.parsed(octets)
         if record is not None and record.owner != state.owner:
             letters.setdefault(record.owner, []).append(gone_letter(name, octets))

@@ -47,6 +47,7 @@ class Item:
 
 
 MISS = Item(Outcome.MISS)
+DELETED = Item(Outcome.DELETED)
 UNAVAILABLE = Item(Outcome.UNAVAILABLE)
 NO_SPACE = Item(Outcome.NO_SPACE)
 

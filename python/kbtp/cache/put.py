@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from types import MappingProxyType
-from typing import Any
 
 from kbtp.cache.announcement import Announcement
 from kbtp.cache.checksum import BlockChecksums
-from kbtp.cache.outcomes import NO_SPACE, UNAVAILABLE, Item, Outcome
+from kbtp.cache.outcomes import NO_SPACE, UNAVAILABLE, Item, Outcome, ended
 from kbtp.cache.placement import placement
 from kbtp.cache.record import Copy, Record
 from kbtp.cache.share import Held, Share
@@ -18,65 +15,36 @@ from kbtp.cache.small import Small
 from kbtp.cache.state import State
 from kbtp.cache.steps import AllocStore, Claim, Claimed, Entry, IndexUnavailable, Plan, Publish, Remove, TakeChecksums
 from kbtp.cache.upkeep import announce_again, free_orphans, keep_up, make_room, open_shares, remove_unsure
+from kbtp.cache.values import Put, PutOptions, Values
 from kbtp.errors import ApiMisuse
 from kbtp.initiator.batches import Results
 from kbtp.initiator.operations import Result
 from kbtp.limits import CACHE_CLAIM_MAX_BYTES, CACHE_RECORD_MAX_BLOCKS
-from kbtp.types import BlockRef, Status
-
-_NONE: Mapping[Share, Any] = MappingProxyType({})
+from kbtp.types import Status
 
 
-class Put:
-    """One value to store. `item` is None until it is known how it ends.
-
-    What it has in common with others of its batch they share: it is replaced, and never changed.
-    """
-
-    __slots__ = ("checksum", "item", "name", "owner", "record", "refs", "said", "sessions", "shares", "view")
-
-    def __init__(self, name: bytes, view: memoryview, item: Item | None = None) -> None:
-        self.name = name
-        self.view = view
-        self.item = item
-        self.owner = b""
-        """Of the value that is there already."""
-        self.shares: Sequence[Share] = ()
-        self.sessions: Mapping[Share, int] = _NONE
-        """The number of the session in which there are blocks for it."""
-        self.refs: Mapping[Share, tuple[BlockRef, ...]] = _NONE
-        """The blocks of each copy that is whole."""
-        self.checksum: int | None = None
-        """CRC32c of the octets that were sent, or of `view`."""
-        self.record = b""
-        self.said: Record | None = None
-        """What `record` says."""
-
-    def stored_in_vain(self) -> None:
-        self.__init__(self.name, self.view)  # type: ignore[misc]
-
-    def pieces(self, block_bytes: int) -> list[memoryview]:
-        return [self.view[at : at + block_bytes] for at in range(0, len(self.view), block_bytes)]
+def put_many(state: State, values: Values, options: PutOptions, now_s: float) -> Plan[list[Item]]:
+    """How each of `values` ends."""
+    small = None
+    if options.copies == 1 and options.ttl_s is None and not values.invalid:
+        small = Small.reserved(state, values.names, values.views, now_s)
+    if small is not None:
+        return (yield from _put_small(state, small, values, options, now_s))
+    puts = values.puts()
+    return (yield from _ended(state, puts, _put_any(state, puts, options, now_s)))
 
 
-@dataclass(frozen=True, slots=True)
-class PutOptions:
-    ttl_s: float | None = None
-    copies: int = 1
+def _put_any(state: State, puts: Sequence[Put], options: PutOptions, now_s: float) -> Plan[None]:
+    valid = [put for put in puts if put.item is None]
+    if _is_reserved(state, valid, options, now_s):
+        yield from _claim(state, valid, options, now_s)
+    yield from _look_and_put(state, puts, options, now_s)
 
 
-def put_many(state: State, puts: Sequence[Put], options: PutOptions, now_s: float) -> Plan[None]:
-    """Every one of `puts` has its `item` when this is done."""
+def _ended(state: State, puts: Sequence[Put], plan: Plan[None]) -> Plan[list[Item]]:
+    """The items of all `puts` when `plan` is done."""
     try:
-        small = _small(state, puts, options, now_s)
-        if small is not None:
-            yield from _claim_small(state, small, puts, options, now_s)
-        elif _is_reserved(state, [put for put in puts if put.item is None], options, now_s):
-            yield from _claim(state, [put for put in puts if put.item is None], options, now_s)
-        wanted = [put for put in puts if put.item is None]
-        if wanted:
-            yield from _look_up(state, wanted, now_s)
-            yield from _put(state, puts, options, now_s)
+        yield from plan
     except IndexUnavailable as error:
         state.index_failed(error)
     finally:
@@ -86,6 +54,7 @@ def put_many(state: State, puts: Sequence[Put], options: PutOptions, now_s: floa
     present = [put for put in puts if put.owner]
     if present:
         state.used([put.name for put in present], [put.owner for put in present])
+    return [ended(put.item) for put in puts]
 
 
 def _count(state: State, puts: Sequence[Put]) -> None:
@@ -183,57 +152,88 @@ def _saw_claimed(state: State, puts: Sequence[Put], now_s: float) -> Plan[None]:
         yield from announce_again(state, now_s)
 
 
-def _small(state: State, puts: Sequence[Put], options: PutOptions, now_s: float) -> Small | None:
-    if options.copies != 1 or options.ttl_s is not None or not puts:
-        return None
-    names: list[bytes] = []
-    views: list[memoryview] = []
-    for put in puts:
-        if put.item is not None:
-            return None
-        names.append(put.name)
-        views.append(put.view)
-    return Small.reserved(state, names, views, now_s)
+# --- values of one block, without looking first ---------------------------------------------------
 
 
-def _claim_small(state: State, small: Small, puts: Sequence[Put], options: PutOptions, now_s: float) -> Plan[None]:
-    """As `_claim`, and not a step more if all goes well."""
+def _put_small(state: State, small: Small, values: Values, options: PutOptions, now_s: float) -> Plan[list[Item]]:
+    """As `_put_any`, and not a step more if all goes well."""
     share, number = small.share, small.number
     reply: dict[int, Results | None] = yield AllocStore({share.incarnation: (number, small.views)})
     if not small.are_stored(reply[share.incarnation]):
-        _send_to(small, puts)
-        yield from _saw_stored(state, puts, {share: puts}, reply)
-        yield from _claim_stored(state, puts, options, now_s)
-        return
+        puts = _sent(small, values)
+        return (yield from _ended(state, puts, _small_stored_in_part(state, share, puts, reply, options, now_s)))
     try:
         claimed: Claimed = yield Claim(small.entries, small.owner, meanwhile=small.prepare)
         state.saw_life(claimed.life)
         state.read_mail(claimed.mail)
-    except BaseException:
+    except BaseException as error:
         state.unsure += small.entries
         share.give_up(small.refs(), number)  # published or not: without its blocks a record is stale, and so a miss
-        raise
+        state.counters.unavailable += len(small.names)
+        if not isinstance(error, IndexUnavailable):
+            raise
+        state.index_failed(error)
+        return [UNAVAILABLE] * len(small.names)
     if all(claimed.firsts) and share.is_in(number):
-        for put, item in zip(puts, small.held(state), strict=True):
-            put.item = item
+        return (yield from _small_held(state, small, now_s))
+    puts = _sent(small, values)
+    return (yield from _ended(state, puts, _small_claimed_in_part(state, small, puts, claimed.firsts, options, now_s)))
+
+
+def _small_held(state: State, small: Small, now_s: float) -> Plan[list[Item]]:
+    items = small.held(state)
+    state.counters.stored += len(items)
+    state.counters.bytes_stored += sum(small.lengths_bytes)
+    try:
         if any(share.orphans for share in state.shares.values()):
             yield from free_orphans(state)
         if state.must_announce:
             yield from announce_again(state, now_s)
-    else:
-        _send_to(small, puts)
-        for put, (_, record), ref in zip(puts, small.entries, small.refs(), strict=True):
-            put.record, put.refs = record, {share: (ref,)}
-        yield from _saw_published(state, puts, claimed.firsts, None)
-        yield from _saw_claimed(state, puts, now_s)
+    except IndexUnavailable as error:
+        state.index_failed(error)
+    return items
 
 
-def _send_to(small: Small, puts: Sequence[Put]) -> None:
+def _small_stored_in_part(
+    state: State,
+    share: Share,
+    puts: Sequence[Put],
+    reply: Mapping[int, Results | None],
+    options: PutOptions,
+    now_s: float,
+) -> Plan[None]:
+    yield from _saw_stored(state, puts, {share: puts}, reply)
+    yield from _claim_stored(state, puts, options, now_s)
+    yield from _look_and_put(state, puts, options, now_s)
+
+
+def _small_claimed_in_part(
+    state: State, small: Small, puts: Sequence[Put], firsts: Sequence[bool], options: PutOptions, now_s: float
+) -> Plan[None]:
+    for put, (_, record), ref in zip(puts, small.entries, small.refs(), strict=True):
+        put.record, put.refs = record, {small.share: (ref,)}
+    yield from _saw_published(state, puts, firsts, None)
+    yield from _saw_claimed(state, puts, now_s)
+    yield from _look_and_put(state, puts, options, now_s)
+
+
+def _sent(small: Small, values: Values) -> list[Put]:
+    """Those that were sent as `small`."""
+    puts = values.puts()
     for put in puts:
         put.shares, put.sessions = [small.share], {small.share: small.number}
+    return puts
 
 
 # --- looking first -------------------------------------------------------------------------------
+
+
+def _look_and_put(state: State, puts: Sequence[Put], options: PutOptions, now_s: float) -> Plan[None]:
+    """Those of `puts` that have no item yet."""
+    wanted = [put for put in puts if put.item is None]
+    if wanted:
+        yield from _look_up(state, wanted, now_s)
+        yield from _put(state, puts, options, now_s)
 
 
 def _look_up(state: State, puts: Sequence[Put], now_s: float) -> Plan[None]:

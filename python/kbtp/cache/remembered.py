@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
 
 from kbtp.cache.record import Record
 from kbtp.limits import CACHE_REMEMBERED_MAX_BLOCKS
+
+Known: TypeAlias = tuple[bytes, Record, int]
+"""The octets of a record, what they say, and what it counts for: itself and the blocks of all copies."""
+
+COUNT_OF_ONE_BLOCK = 2
 
 
 class Remembered:
@@ -14,10 +20,9 @@ class Remembered:
     def __init__(self, most_blocks: int = CACHE_REMEMBERED_MAX_BLOCKS) -> None:
         self._most_blocks = most_blocks
         self._blocks = 0
-        self._records: dict[bytes, tuple[bytes, Record, int]] = {}
+        self._records: dict[bytes, Known] = {}
 
-    def get(self, name: bytes) -> tuple[bytes, Record, int] | None:
-        """Its octets, what they say, and what it counts for."""
+    def get(self, name: bytes) -> Known | None:
         return self._records.get(name)
 
     def __contains__(self, name: bytes) -> bool:
@@ -38,8 +43,23 @@ class Remembered:
             return
         self._records[name] = octets, record, blocks
         self._blocks += blocks
+        self._forget_oldest()
+
+    def keep_all(self, known: Mapping[bytes, Known]) -> None:
+        """As `keep` of each, in order."""
+        for name in self._records.keys() & known.keys():
+            self.forget(name)
+        self._records.update(known)
+        self._blocks += sum([blocks for _, _, blocks in known.values()])
+        self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
         while self._blocks > self._most_blocks:
             self.forget(next(iter(self._records)))
+
+    def forget_all(self, names: Iterable[bytes]) -> None:
+        for name in names:
+            self.forget(name)
 
     def forget(self, name: bytes) -> None:
         known = self._records.pop(name, None)

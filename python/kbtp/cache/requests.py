@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 from kbtp import limits
-from kbtp.cache.get import Get
 from kbtp.cache.keys import Names
 from kbtp.cache.lookups import Named
 from kbtp.cache.outcomes import Item, Outcome
-from kbtp.cache.put import Put
+from kbtp.cache.values import Values
 from kbtp.errors import ApiMisuse
 from kbtp.verbs.buffers import buffer_of
 
 _EMPTY = memoryview(b"")
-_T = TypeVar("_T", Get, Put)
 
 
-def gets_of(names: Names, keys: Sequence[object], into: Sequence[object]) -> list[Get]:
+def buffers_of(names: Names, keys: Sequence[object], into: Sequence[object]) -> Values:
     """Raises `ApiMisuse` if they are not equally many."""
-    return _paired(names, keys, into, Get, _writable)
+    return _paired(names, keys, into, _writable)
 
 
-def puts_of(names: Names, keys: Sequence[object], values: Sequence[object]) -> list[Put]:
-    return _paired(names, keys, values, Put, octets_of)
+def values_of(names: Names, keys: Sequence[object], values: Sequence[object]) -> Values:
+    """Raises `ApiMisuse` if they are not equally many."""
+    return _paired(names, keys, values, octets_of)
 
 
 def named_of(names: Names, keys: Sequence[object]) -> list[Named]:
+    try:
+        return [Named(names.of(key)) for key in keys]
+    except ApiMisuse:
+        pass  # one of them alone is in vain
     made = []
     for key in keys:
         try:
@@ -64,18 +66,18 @@ def _writable(buffer: object) -> memoryview:
 
 
 def _paired(
-    names: Names,
-    keys: Sequence[object],
-    buffers: Sequence[object],
-    make: Callable[[bytes, memoryview, Item | None], _T],
-    view_of: Callable[[object], memoryview],
-) -> list[_T]:
+    names: Names, keys: Sequence[object], buffers: Sequence[object], view_of: Callable[[object], memoryview]
+) -> Values:
     if len(keys) != len(buffers):
         raise ApiMisuse(f"{len(keys)} keys, {len(buffers)} buffers: a batch needs equally many of each")
-    made = []
-    for key, buffer in zip(keys, buffers, strict=True):
+    try:
+        return Values([names.of(key) for key in keys], [view_of(buffer) for buffer in buffers])
+    except ApiMisuse:
+        pass  # one of them alone is in vain
+    made, views, invalid = [b""] * len(keys), [_EMPTY] * len(keys), {}
+    for place, (key, buffer) in enumerate(zip(keys, buffers, strict=True)):
         try:
-            made.append(make(names.of(key), view_of(buffer), None))
+            made[place], views[place] = names.of(key), view_of(buffer)
         except ApiMisuse as error:
-            made.append(make(b"", _EMPTY, Item(Outcome.INVALID, error=error)))
-    return made
+            invalid[place] = Item(Outcome.INVALID, error=error)
+    return Values(made, views, invalid)

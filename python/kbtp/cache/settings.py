@@ -14,9 +14,9 @@ from kbtp import limits
 from kbtp.address import Address
 from kbtp.cache.eviction import DEFAULT_POLICY
 from kbtp.cache.keys import Names
-from kbtp.cache.put import PutOptions
 from kbtp.cache.requests import checked_s
 from kbtp.cache.state import Identity, State
+from kbtp.cache.values import PutOptions
 from kbtp.errors import ApiMisuse
 from kbtp.initiator.session import InitiatorConfig
 from kbtp.keys import Key

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 from kbtp.atomics import MASK64
 from kbtp.cache.eviction import Policy
-from kbtp.cache.steps import Session
+from kbtp.cache.steps import Entry, Session
 from kbtp.types import BlockRef, Handle
 
 
@@ -117,8 +117,19 @@ class Share:
         if held.expires_at_s is not None:
             heappush(self._expiries, (held.expires_at_s, name))
 
+    def hold_all(self, values: Mapping[bytes, Held]) -> None:
+        """As `hold` of each, in order, of such as do not expire."""
+        for name in self._held.keys() & values.keys():
+            self.drop(name)
+        self._held.update(values)
+        self._policy.add_all(values)
+
     def used(self, name: bytes) -> None:
         self._policy.used(name)
+
+    def used_all(self, names: Iterable[bytes]) -> None:
+        """As `used` of each, in order."""
+        self._policy.used_all(names)
 
     def get(self, name: bytes) -> Held | None:
         return self._held.get(name)
@@ -133,6 +144,19 @@ class Share:
         held = self.forget(name)
         if held is not None:
             self.orphans.extend(held.refs)
+
+    def drop_all(self, entries: Iterable[Entry]) -> list[bytes]:
+        """As `drop` of each that is held with that very record: their names."""
+        values, orphans = self._held, self.orphans
+        dropped = []
+        for name, record in entries:
+            held = values.get(name)
+            if held is not None and held.record == record:
+                del values[name]
+                orphans.extend(held.refs)
+                dropped.append(name)
+        self._policy.remove_all(dropped)
+        return dropped
 
     def victims(self, blocks: int, now_s: float, spared: Container[bytes] = ()) -> list[tuple[bytes, Held]]:
         """Values to evict for `blocks` blocks, the expired first; still held, but no longer in the policy's order.

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from kbtp.cache.outcomes import Item, Outcome
 from kbtp.cache.record import Copy, Record, pack_small
+from kbtp.cache.remembered import COUNT_OF_ONE_BLOCK, Known
 from kbtp.cache.share import Held, Share
 from kbtp.cache.state import State
 from kbtp.cache.steps import Entry
@@ -25,7 +26,8 @@ class Small:
     __slots__ = (
         "_held",
         "_items",
-        "_records",
+        "_known",
+        "_refs",
         "_rows",
         "entries",
         "lengths_bytes",
@@ -47,8 +49,9 @@ class Small:
         """Once all are stored."""
         self._rows: Sequence[tuple[int, int, int, int, int, int]] = ()
         self._items: list[Item] = []
-        self._held: list[Held] = []
-        self._records: list[Record] = []
+        self._refs: list[BlockRef] = []
+        self._held: dict[bytes, Held] = {}
+        self._known: dict[bytes, Known] = {}
 
     @classmethod
     def reserved(cls, state: State, names: Sequence[bytes], views: Sequence[memoryview], now_s: float) -> Small | None:
@@ -87,26 +90,30 @@ class Small:
         if self._items:
             return
         owner, incarnation, block_bytes = self.owner, self.share.incarnation, self.share.block_bytes
-        held, records = [], []
-        for ref, row, (_, octets) in zip(self.refs(), self._rows, self.entries, strict=True):
+        held, known = {}, {}
+        for (name, octets), ref, row in zip(
+            reversed(self.entries), reversed(self.refs()), reversed(self._rows), strict=True
+        ):  # the end of a prefix goes first
             refs = (ref,)
-            held.append(Held(octets, refs))
-            records.append(Record(owner, ref.length_bytes, row[5], block_bytes, (Copy(incarnation, refs),)))
+            record = Record(owner, ref.length_bytes, row[5], block_bytes, (Copy(incarnation, refs),))
+            held[name] = Held(octets, refs)
+            known[name] = (octets, record, COUNT_OF_ONE_BLOCK)
         items = {length_bytes: Item(Outcome.STORED, length_bytes) for length_bytes in self.lengths_bytes}
-        self._held, self._records = held, records
+        self._held, self._known = held, known
         # The last: whoever was interrupted before begins anew.
         self._items = [items[length_bytes] for length_bytes in self.lengths_bytes]
 
     def refs(self) -> list[BlockRef]:
-        return [BlockRef(row[3], row[1], length) for row, length in zip(self._rows, self.lengths_bytes, strict=True)]
+        if not self._refs:
+            rows = self._rows
+            self._refs = [
+                BlockRef(row[3], row[1], length) for row, length in zip(rows, self.lengths_bytes, strict=True)
+            ]
+        return self._refs
 
     def held(self, state: State) -> list[Item]:
         """All of them are published, and are ours from now on: the items of each."""
         self.prepare()
-        hold, keep = self.share.hold, state.remembered.keep
-        for name, held, record in zip(
-            reversed(self.names), reversed(self._held), reversed(self._records), strict=True
-        ):  # the end of a prefix goes first
-            hold(name, held)
-            keep(name, held.record, record)
+        self.share.hold_all(self._held)
+        state.remembered.keep_all(self._known)
         return self._items

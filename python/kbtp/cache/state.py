@@ -143,11 +143,14 @@ class State:
 
     def used(self, names: Sequence[bytes], owners: Sequence[bytes]) -> None:
         """Values were used together, in this order: their owners' policies hear of it, from the end (docs/cache.md)."""
-        for name, owner in zip(reversed(names), reversed(owners), strict=True):
-            if owner == self.owner:
-                for share in self.shares.values():
-                    share.used(name)
-            elif self._mail_count < limits.CACHE_MAIL_MAX:
+        ended = list(zip(reversed(names), reversed(owners), strict=True))
+        ours = [name for name, owner in ended if owner == self.owner]
+        for share in self.shares.values():
+            share.used_all(ours)
+        if len(ours) == len(ended):
+            return
+        for name, owner in ended:
+            if owner != self.owner and self._mail_count < limits.CACHE_MAIL_MAX:
                 self._mail_count += 1
                 self._mail.setdefault(owner, {})[name] = None
 
@@ -172,6 +175,14 @@ class State:
                 share.drop(name)
                 was_ours = True
         return was_ours
+
+    def all_lost(self, entries: Sequence[Entry]) -> list[Entry]:
+        """As `lost` of each: those that were not ours."""
+        self.remembered.forget_all([name for name, _ in entries])
+        ours: set[bytes] = set()
+        for share in self.shares.values():
+            ours.update(share.drop_all(entries))
+        return [entry for entry in entries if entry[0] not in ours]
 
 
 GONE = b" gone "

@@ -102,8 +102,7 @@ def _load_file(ctx: click.Context, _param: click.Parameter, value: Path | None) 
     default=limits.RNIC_SPIN_US,
     show_default=True,
     envvar="KBTP_SPIN_US",
-    help="How long an event loop looks for more before it sleeps, in microseconds; 0 costs latency, saves power. "
-    "With an index of its own, on fewer than 3 processors, it does so only if told to.",
+    help="How long an event loop looks for more before it sleeps, in microseconds; 0 costs latency, saves power.",
 )
 @click.option("--index", is_flag=False, flag_value=EMBEDDED, default="", metavar="[URL]", envvar="KBTP_INDEX",
     help="Announce the target in this index; without a URL, in a Valkey server started for it.")  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kbtp.testing.bench.figures import ALLOC, LOAD, OPERATIONS, STORE
+from kbtp.testing.bench.figures import ALLOC, ALLOC_ALONE, LOAD, OPERATIONS, STORE
 from kbtp.testing.bench.process import BenchFailed
 from kbtp.testing.bench.workload import Call, Slots, Workload
 
@@ -88,7 +88,7 @@ class Confused(Shelf):
 
 
 @pytest.mark.parametrize("outstanding", [1, SLOTS])
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", [*OPERATIONS, ALLOC_ALONE])
 def test_each_call_is_timed_and_its_contents_are_verified(operation: str, outstanding: int) -> None:
     slots = Slots(SLOTS, BLOCK_BYTES)
     shelf = Shelf(slots)
@@ -102,6 +102,30 @@ def test_each_call_is_timed_and_its_contents_are_verified(operation: str, outsta
     else:
         assert calls.verified >= outstanding
     assert not shelf.stored
+
+
+class Clocked(Shelf):
+    """Says the time, and a second passes with each free."""
+
+    now_ns = 0
+
+    def free(self, indices: Sequence[int]) -> Call:
+        free = super().free(indices)
+
+        def freed() -> None:
+            free()
+            self.now_ns += 10**9
+
+        return freed
+
+
+@pytest.mark.parametrize(("operation", "seconds"), [(ALLOC, 1), (ALLOC_ALONE, 0)])
+def test_a_free_is_timed_if_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, operation: str, seconds: int) -> None:
+    slots = Slots(SLOTS, BLOCK_BYTES)
+    shelf = Clocked(slots)
+    monkeypatch.setattr("kbtp.testing.bench.workload.time.perf_counter_ns", lambda: shelf.now_ns)
+    calls = Workload(shelf, slots, BLOCKS).measure(operation, 1, 3.0)
+    assert set(calls.calls_ns) == {seconds * 10**9}
 
 
 def test_a_call_is_made_however_short_the_time() -> None:

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 
 LOAD, STORE, ALLOC = "load", "store", "alloc+free"
 OPERATIONS = (LOAD, STORE, ALLOC)
+ALLOC_ALONE = "alloc"
+"""As ALLOC, but that the free is not timed: for who is compared and has no such operation."""
 GB = 1e9
 WHOLE_FROM = 100
 

@@ -11,12 +11,13 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from kbtp.testing.bench.figures import ALLOC, LOAD, STORE, Calls
+from kbtp.testing.bench.figures import ALLOC, ALLOC_ALONE, LOAD, STORE, Calls
 from kbtp.testing.bench.process import BenchFailed
 
 STAMP_BYTES = 16
@@ -116,7 +117,13 @@ class Workload:
 
     def measure(self, operation: str, outstanding: int, seconds: float) -> Calls:
         """Call for some `seconds` by the clock on the wall, at least once. Raises BenchFailed if contents differ."""
-        run = {LOAD: self._loads, STORE: self._stores, ALLOC: self._allocations}[operation]
+        kinds: dict[str, Callable[[list[list[int]], float], Calls]] = {
+            LOAD: self._loads,
+            STORE: self._stores,
+            ALLOC: self._allocations,
+            ALLOC_ALONE: partial(self._allocations, alone=True),
+        }
+        run = kinds[operation]
         indices = range(0, self._blocks, self._stride) if operation == LOAD else range(self._slots.count)
         draws = self._draws(indices, outstanding)
         warm_up = run(draws, seconds * WARM_UP_PART)
@@ -152,7 +159,8 @@ class Workload:
         verified += self._verify(turn)
         return Calls(timed.calls_ns, verified)
 
-    def _allocations(self, draws: list[list[int]], seconds: float) -> Calls:
+    def _allocations(self, draws: list[list[int]], seconds: float, alone: bool = False) -> Calls:
+        """`alone`: without the free."""
         turns, timed = self._turns(draws), _Timed(seconds)
         verified = 0
         while timed.goes_on():
@@ -162,7 +170,11 @@ class Workload:
             timed.call(self._server.allocate(turn.indices, turn.first_slot))
             if timed.is_compared():
                 verified += self._verify(turn)
-            timed.continue_call(self._server.free(turn.indices))
+            free = self._server.free(turn.indices)
+            if alone:
+                free()
+            else:
+                timed.continue_call(free)
         return Calls(timed.calls_ns, verified)
 
     def _turns(self, draws: list[list[int]]) -> list[_Turn]:
