@@ -25,6 +25,7 @@ from kbtp.cache.steps import (
     Announce,
     Beside,
     Claim,
+    Claimed,
     Discard,
     Free,
     Load,
@@ -205,6 +206,9 @@ class Running:
         self._next(lambda: self._plan.send(reply))
         return self
 
+    def answer(self, reply: Any) -> None:
+        self._next(lambda: self._plan.send(reply))
+
     def fail(self) -> Running:
         self._next(lambda: self._plan.throw(IndexUnavailable("no answer")))
         return self
@@ -230,6 +234,47 @@ class Running:
 @pytest.fixture
 def cluster(clock: Clock) -> Cluster:
     return Cluster(clock, ONE)
+
+
+# --- batches of small new values -------------------------------------------------------------------
+
+
+def warm(cluster: Cluster) -> State:
+    """A writer that does not look first, and knows what its RNIC has taken."""
+    cluster.knows_checksums = True
+    assert cluster.put(b"first").end() == [Outcome.STORED]
+    return cluster.state
+
+
+def test_a_batch_of_none_is_put_at_once(cluster: Cluster) -> None:
+    state = warm(cluster)
+    with pytest.raises(StopIteration) as ended:
+        next(put_many(state, Values([], []), PutOptions(), cluster.clock()))
+    assert ended.value.value == []
+
+
+def test_one_name_twice_in_a_batch_leaks_nothing(cluster: Cluster) -> None:
+    """Another one's delete between the two claims lets both of them be the first."""
+    state = warm(cluster)
+    put = cluster.put(b"a", b"a").before(Claim)
+    assert isinstance(put.step, Claim)
+    put.answer(Claimed([True, True], [], state.life or b""))
+    put.end()
+    held = sum(share.used_blocks for share in state.shares.values())
+    assert (cluster.used(), held) == (state.shares[1].value_count, state.shares[1].value_count)
+
+
+@pytest.mark.parametrize("step", [AllocStore, Claim])
+def test_an_interrupted_put_is_counted(cluster: Cluster, step: type[Step]) -> None:
+    state = warm(cluster)
+    cluster.put(b"a", b"b").before(step).interrupt()
+    assert state.counters.unavailable == 2
+
+
+def test_an_interrupted_get_of_remembered_values_is_counted(cluster: Cluster) -> None:
+    state = warm(cluster)
+    cluster.get(b"first", verify=True).before(Beside).interrupt()
+    assert (state.counters.hits, state.counters.misses) == (0, 1)
 
 
 # --- settling ------------------------------------------------------------------------------------

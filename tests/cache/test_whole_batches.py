@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,9 +60,9 @@ def test_a_share_holds_and_drops_them(make: Callable[[], Policy], batches: list[
         # One that is held with another record stays.
         held_now = {name: held.record for name in names if (held := whole.get(name)) is not None}
         entries = [(name, b"another" if name == NAMES[0] else held_now.get(name, b"none")) for name in names]
-        dropped = [name for name in names if name in held_now and name != NAMES[0]]
+        dropped = [entry for entry in entries if entry[0] in held_now and entry[0] != NAMES[0]]
         assert whole.drop_all(entries) == dropped
-        for name in dropped:
+        for name, _ in dropped:
             single.drop(name)
     assert whole.entries() == single.entries()
     assert sorted(whole.orphans, key=repr) == sorted(single.orphans, key=repr)
@@ -97,19 +98,54 @@ def state_with(*shares: Mapping[bytes, int]) -> State:
 
 
 _HELD = st.dictionaries(st.sampled_from(NAMES), st.integers(1, 2))
+_GONE = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(1, 2)), unique=True)
+"""One name may be there with two records: another writer's came between."""
 
 
-@given(first=_HELD, second=_HELD, gone=_HELD)
+@given(first=_HELD, second=_HELD, gone=_GONE)
 def test_of_what_is_lost_the_rest_was_not_ours(
-    first: dict[bytes, int], second: dict[bytes, int], gone: dict[bytes, int]
+    first: dict[bytes, int], second: dict[bytes, int], gone: list[tuple[bytes, int]]
 ) -> None:
     whole, single = state_with(first, second), state_with(first, second)
-    entries = [(name, held_of(generation).record) for name, generation in gone.items()]
+    entries = [(name, held_of(generation).record) for name, generation in gone]
     assert whole.all_lost(entries) == [entry for entry in entries if not single.lost(*entry)]
     for number in (0, 1):
         assert whole.shares[number].entries() == single.shares[number].entries()
         assert whole.shares[number].orphans == single.shares[number].orphans
-    assert not whole.remembered.has_any(gone)
+    assert not whole.remembered.has_any([name for name, _ in gone])
+
+
+class Interrupted(Lru):
+    def remove_all(self, names: Iterable[bytes]) -> None:
+        raise KeyboardInterrupt
+
+
+def test_who_is_interrupted_while_it_drops_still_has_every_victim() -> None:
+    share = Share(1, "kbtp://10.0.0.1", BLOCK_BYTES, Interrupted())
+    share.hold_all({name: held_of(place) for place, name in enumerate(NAMES)})
+    with pytest.raises(KeyboardInterrupt):
+        share.drop_all([(NAMES[0], held_of(0).record)])
+    assert victims_of(share) == NAMES
+
+
+class Once:
+    """A buffer that gives its octets away once, as a DLPack capsule may be."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __dlpack__(self, **_: object) -> object:
+        self.asked += 1
+        return np.zeros(4, np.uint8).__dlpack__()
+
+
+def test_each_buffer_is_asked_for_its_octets_once() -> None:
+    once = Once()
+    values = values_of(Names(), [b"a", b"b"], [once, "text"])
+    assert (once.asked, len(values.views[0]), values.invalid.keys()) == (1, 4, {1})
 
 
 @pytest.mark.parametrize("wrong", ["key", "buffer"])

@@ -249,7 +249,11 @@ def _load_known(
         for view, record in zip(values.views, records, strict=True)
     ]
     job = LoadJob(target, [record.copies[0].refs[0] for record in records], into)
-    looked, replies = yield from _beside(state, values.names, Load({target.incarnation: job}, True))
+    try:
+        looked, replies = yield from _beside(state, values.names, Load({target.incarnation: job}, True))
+    except BaseException:
+        state.counters.misses += len(values.names)
+        raise
     results = replies.get(target.incarnation)
     if (
         results is not None

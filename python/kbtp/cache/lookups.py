@@ -56,10 +56,8 @@ def delete_many(state: State, named: Sequence[Named]) -> Plan[None]:
         records = yield Discard([one.name for one in asked])
         gone: list[Entry] = []
         for one, octets in zip(asked, records, strict=True):
-            if octets is None:
-                one.item = MISS
-            else:
-                one.item = DELETED
+            one.item = MISS if octets is None else DELETED
+            if octets:
                 gone.append((one.name, octets))
         yield from _gone(state, gone)
     except IndexUnavailable as error:

@@ -158,7 +158,12 @@ def _saw_claimed(state: State, puts: Sequence[Put], now_s: float) -> Plan[None]:
 def _put_small(state: State, small: Small, values: Values, options: PutOptions, now_s: float) -> Plan[list[Item]]:
     """As `_put_any`, and not a step more if all goes well."""
     share, number = small.share, small.number
-    reply: dict[int, Results | None] = yield AllocStore({share.incarnation: (number, small.views)})
+    reply: dict[int, Results | None]
+    try:
+        reply = yield AllocStore({share.incarnation: (number, small.views)})
+    except BaseException:
+        state.counters.unavailable += len(small.names)
+        raise
     if not small.are_stored(reply[share.incarnation]):
         puts = _sent(small, values)
         return (yield from _ended(state, puts, _small_stored_in_part(state, share, puts, reply, options, now_s)))

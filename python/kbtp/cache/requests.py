@@ -70,14 +70,13 @@ def _paired(
 ) -> Values:
     if len(keys) != len(buffers):
         raise ApiMisuse(f"{len(keys)} keys, {len(buffers)} buffers: a batch needs equally many of each")
-    try:
-        return Values([names.of(key) for key in keys], [view_of(buffer) for buffer in buffers])
-    except ApiMisuse:
-        pass  # one of them alone is in vain
-    made, views, invalid = [b""] * len(keys), [_EMPTY] * len(keys), {}
-    for place, (key, buffer) in enumerate(zip(keys, buffers, strict=True)):
-        try:
-            made[place], views[place] = names.of(key), view_of(buffer)
+    made, views, invalid = [], [], {}
+    for key, buffer in zip(keys, buffers, strict=True):
+        try:  # once each: some buffers can be asked for their octets only once
+            name, view = names.of(key), view_of(buffer)
         except ApiMisuse as error:
-            invalid[place] = Item(Outcome.INVALID, error=error)
+            invalid[len(made)] = Item(Outcome.INVALID, error=error)
+            name, view = b"", _EMPTY
+        made.append(name)
+        views.append(view)
     return Values(made, views, invalid)

@@ -145,17 +145,20 @@ class Share:
         if held is not None:
             self.orphans.extend(held.refs)
 
-    def drop_all(self, entries: Iterable[Entry]) -> list[bytes]:
-        """As `drop` of each that is held with that very record: their names."""
+    def drop_all(self, entries: Iterable[Entry]) -> list[Entry]:
+        """As `drop` of each that is held with that very record: those are returned."""
         values, orphans = self._held, self.orphans
         dropped = []
-        for name, record in entries:
-            held = values.get(name)
-            if held is not None and held.record == record:
-                del values[name]
-                orphans.extend(held.refs)
-                dropped.append(name)
-        self._policy.remove_all(dropped)
+        for entry in entries:
+            held = values.get(entry[0])
+            if held is not None and held.record == entry[1]:
+                dropped.append(entry)
+        # First: what the policy does not have is never a victim, whatever interrupts us here.
+        self._policy.remove_all([name for name, _ in dropped])
+        for name, _ in dropped:
+            gone = values.pop(name, None)  # one of them may be there twice
+            if gone is not None:
+                orphans.extend(gone.refs)
         return dropped
 
     def victims(self, blocks: int, now_s: float, spared: Container[bytes] = ()) -> list[tuple[bytes, Held]]:

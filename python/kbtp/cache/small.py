@@ -56,7 +56,8 @@ class Small:
     @classmethod
     def reserved(cls, state: State, names: Sequence[bytes], views: Sequence[memoryview], now_s: float) -> Small | None:
         """None, and nothing reserved, if they are not such values, or are not likely to be new."""
-        if len(state.targets) != 1 or not state.may_claim(names, now_s):
+        # One of them twice is for the plan of any put: both may turn out to be first, if it is deleted in between.
+        if len(state.targets) != 1 or not 0 < len(names) == len(set(names)) or not state.may_claim(names, now_s):
             return None
         [target] = state.targets.values()
         share = state.shares.get(target.incarnation)

@@ -179,10 +179,10 @@ class State:
     def all_lost(self, entries: Sequence[Entry]) -> list[Entry]:
         """As `lost` of each: those that were not ours."""
         self.remembered.forget_all([name for name, _ in entries])
-        ours: set[bytes] = set()
+        ours: set[Entry] = set()
         for share in self.shares.values():
             ours.update(share.drop_all(entries))
-        return [entry for entry in entries if entry[0] not in ours]
+        return [entry for entry in entries if entry not in ours]
 
 
 GONE = b" gone "
