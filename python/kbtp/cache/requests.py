@@ -70,7 +70,9 @@ def _paired(
 ) -> Values:
     if len(keys) != len(buffers):
         raise ApiMisuse(f"{len(keys)} keys, {len(buffers)} buffers: a batch needs equally many of each")
-    made, views, invalid = [], [], {}
+    made: list[bytes] = []
+    views: list[memoryview] = []
+    invalid: dict[int, Item] = {}
     for key, buffer in zip(keys, buffers, strict=True):
         try:  # once each: some buffers can be asked for their octets only once
             name, view = names.of(key), view_of(buffer)
