@@ -529,7 +529,7 @@ impl Memories {
         Some(unsafe { buffer.address.add(span.offset as usize) })
     }
 
-    /// Have the octets of `span` fetched into the processor's cache. It takes no longer than they are long.
+    /// Have the octets of `span` fetched into the processor's cache: takes at most as long as to read them.
     pub(crate) fn prefetch(&self, span: Span, for_what: Use) {
         for line in self.octets(span).chunks(LINE_BYTES) {
             prefetch_line(line, for_what);
