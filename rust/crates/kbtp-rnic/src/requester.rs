@@ -128,13 +128,19 @@ impl Requester {
             if self.is_done(batch) {
                 return Ok(Waited::Done);
             }
-            if !spin.is_zero() && self.pump() {
-                spin_until = Instant::now() + spin;
-                continue;
-            }
+            let moved = !spin.is_zero() && self.pump();
             let now = Instant::now();
+            // Also while octets move: whoever waits has signals to look at, and a time of its own.
             if now >= deadline {
-                return Ok(Waited::TimedOut);
+                return Ok(if self.is_done(batch) {
+                    Waited::Done
+                } else {
+                    Waited::TimedOut
+                });
+            }
+            if moved {
+                spin_until = now + spin;
+                continue;
             }
             if now < spin_until {
                 if !self.fetch_ahead() {
