@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import signal
 from collections.abc import Callable, Generator
 
@@ -49,19 +51,40 @@ def _is_traced(item: pytest.Item) -> bool:
     should owe its coverage to: which examples are drawn is chance."""
     function = getattr(item, "obj", None)
     drawn = getattr(function, "is_hypothesis_test", False) or item.name == "runTest"
-    return not COVERED.isdisjoint(item.path.parts) and not drawn
+    untraced = drawn or item.get_closest_marker("untraced") is not None
+    return not COVERED.isdisjoint(item.path.parts) and not untraced
+
+
+TRACER = pytest.StashKey[coverage.Coverage]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Coverage sees the packages being imported, which is when their classes and functions are defined; of what comes
+    then it sees the tests that it follows, and not how all modules are collected, nor how their results are."""
+    tracer = coverage.Coverage.current()
+    if tracer is None:
+        return
+    for name in sorted(COVERED):
+        package = importlib.import_module(f"kbtp.{name}")
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+    session.config.stash[TRACER] = tracer
+    # In a worker there is one below, which nobody asks and which goes on as soon as the upper one has stopped.
+    while (running := coverage.Coverage.current()) is not None:
+        running.stop()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    tracer = coverage.Coverage.current()
-    if tracer is None or _is_traced(item):
+    tracer = item.config.stash.get(TRACER, None)
+    if tracer is None or not _is_traced(item):
         return (yield)
-    tracer.stop()
+    tracer.start()
     try:
         return (yield)
     finally:
-        tracer.start()
+        tracer.stop()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -263,6 +263,7 @@ class AddsWithoutTheMask(FreeBlockRing):
         return old >> 32
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize(
     "faulty",
     [

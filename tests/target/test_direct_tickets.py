@@ -433,6 +433,7 @@ class Direct(RuleBasedStateMachine):
             self.world.check_nothing_is_left()
 
 
+@pytest.mark.untraced
 def test_any_order_of_everything(new_world_of_any_store: Callable[..., Any]) -> None:
     run_state_machine_as_test(
         type("Bound", (Direct,), {"new_world": staticmethod(new_world_of_any_store)}),

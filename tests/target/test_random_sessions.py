@@ -590,6 +590,7 @@ class Machine(RuleBasedStateMachine):
         self.world.check_nothing_is_left()
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("seed", range(12))
 def test_long_lives(new_world_of_any_store: Callable[..., Any], seed: int) -> None:
     """The same rules, many more steps than a search for a short failure takes."""
@@ -600,6 +601,7 @@ def test_long_lives(new_world_of_any_store: Callable[..., Any], seed: int) -> No
     machine.teardown()
 
 
+@pytest.mark.untraced
 def test_any_sessions_any_order(new_world_of_any_store: Callable[..., Any]) -> None:
     """Profile 3, 6, 8: see the top of this file."""
     run_state_machine_as_test(
