@@ -27,6 +27,7 @@ demo: $(VENV)/demo.stamp  ## processes share the KV cache of a small model, by h
 
 # The demo's model is part of the tests; loadscope loads it once, and in another order files of few but long tests come last. Hypothesis's profile "ci" draws the same examples each run
 # and times none.
+# What is imported is compiled once and kept, whatever the environment says: each worker imports all tests, and they start processes by the hundred.
 # Without tshark its tests are left out aloud; under CI they are never left out, and so fail.
 test: $(VENV)/demo.stamp  ## all tests, and the coverage each package must have
 	$(CARGO) test $(RUST) --quiet --locked -p kbtp-proto -p kbtp-verbs -p kbtp-rnic
@@ -35,7 +36,7 @@ test: $(VENV)/demo.stamp  ## all tests, and the coverage each package must have
 	    marked=(-m "not tshark"); \
 	    echo 'tshark is not installed: its tests are left out (to have them: apt-get install tshark)'; \
 	fi; \
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) -n $(JOBS) --dist=loadscope --no-loadscope-reorder --hypothesis-profile=ci --cov=kbtp --cov-report= "$${marked[@]}"
+	PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) -n $(JOBS) --dist=loadscope --no-loadscope-reorder --hypothesis-profile=ci --cov=kbtp --cov-report= "$${marked[@]}"
 	@for package in $(COVERED); do \
 	    $(BIN)/coverage report --include="python/kbtp/$$package/*" --format=total >$(VENV)/total \
 	        || { cat $(VENV)/total; echo "line coverage of $$package: nothing was measured"; exit 1; }; \
