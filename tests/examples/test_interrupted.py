@@ -12,16 +12,17 @@ import pytest
 
 import kbtp
 
-# The first part is a target with an index beside it and a process that computes, and would never end.
+# The first part is a target with an index beside it and a process that would never end.
 UNENDING = """
 import asyncio, run
 from child import running, serving
 
 async def unending(*_):
-    async with serving(8, 4096, "--index") as target, running("model", "-c", "while True: pass", environment={}):
+    async with serving(8, 4096, "--index") as target, running("model", "-c", WAITS, environment={}):
         print((await target.hear_serving()).index_url, flush=True)
         await asyncio.Event().wait()
 
+WAITS = "import signal; signal.pause()"
 run.hand_over = unending
 run.main([])
 """
