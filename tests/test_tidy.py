@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -57,8 +58,10 @@ def _files_below(folder: Path) -> Iterator[Path]:
             yield from _files_below(path)
 
 
-def _texts() -> Iterator[tuple[Path, str]]:
+@cache
+def _texts() -> list[tuple[Path, str]]:
     """Every text file of the project outside build trees, and its text."""
+    texts = []
     for folder in (
         "python", "tests", "examples", "vectors", "docs", "rust",
         "bench", "conformance", "interop", "model", "mutants", ".ci",
@@ -66,10 +69,11 @@ def _texts() -> Iterator[tuple[Path, str]]:
         if (ROOT / folder).is_dir():
             for path in _files_below(ROOT / folder):
                 if path.suffix not in (".pyc", ".so", ".pcap"):
-                    yield path, path.read_text()
+                    texts.append((path, path.read_text()))
     for path in sorted(ROOT.iterdir()):
         if path.is_file() and path.name in ("Makefile", "README.md", "pyproject.toml", ".gitignore", "CHANGELOG.md"):
-            yield path, path.read_text()
+            texts.append((path, path.read_text()))
+    return texts
 
 
 def _sources() -> Iterator[tuple[Path, str]]:
@@ -83,11 +87,19 @@ def banned_lines(text: str, suffix: str, banned: Banned) -> list[int]:
     return [number for number, line in enumerate(text.splitlines(), 1) if re.search(banned.pattern, line)]
 
 
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All statements below `node`; what they are made of, most of the tree, holds no function with a body of lines."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield child
+            yield from _statements(child)
+
+
 def long_functions(source: str) -> list[tuple[int, str, int]]:
     """Line, name and length of each function over the cap."""
     return [
         (node.lineno, node.name, length)
-        for node in ast.walk(ast.parse(source))
+        for node in _statements(ast.parse(source))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.end_lineno is not None
         and (length := node.end_lineno - node.lineno + 1) > FUNCTION_LINES_MAX
@@ -159,3 +171,22 @@ def test_the_table_lets_pass(line: str, suffix: str) -> None:
 def test_a_long_function_is_found() -> None:
     source = "def short():\n    pass\n\n\ndef long():\n" + "    pass\n" * FUNCTION_LINES_MAX
     assert long_functions(source) == [(5, "long", FUNCTION_LINES_MAX + 1)]
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        "class A:",
+        "def f():",
+        "if a:",
+        "try:\n    pass\nexcept A:",
+        "match a:\n  case 1:",
+        "with a:",
+        "for a in b:\n  while c:",
+    ],
+)
+def test_a_long_function_is_found_wherever_it_stands(around: str) -> None:
+    source = around + "\n    async def long():\n" + "        pass\n" * FUNCTION_LINES_MAX
+    if around.startswith("try"):
+        source += "finally:\n    pass\n"
+    assert [name for _, name, _ in long_functions(source) if name != "f"] == ["long"]
