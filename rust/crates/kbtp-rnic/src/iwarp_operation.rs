@@ -32,9 +32,12 @@ const APPETITE_BYTES: usize = 8 * 1024;
 const APPETITE_GROWTH: usize = 4;
 
 /// Built before the first `sendmsg` of a burst, so that the peer begins while this side goes on. Later ones take as much as
-/// was sent before them, which makes fewer of them. A burst lasts until nothing is left to send. Room for a block of
-/// 64 KiB, or 16 of 4 KiB, with heads and completions: a completion by itself costs both sides one call more.
-const FIRST_BATCH_BYTES: usize = 68 * 1024;
+/// was sent before them, which makes fewer of them. A burst lasts until nothing is left to send: a block of 64 KiB, or 16 of
+/// 4 KiB.
+const FIRST_BATCH_BYTES: usize = 64 * 1024;
+
+/// Built in excess of that: heads, and the completions behind the last block. One by itself costs both sides one call more.
+const COMPLETIONS_BYTES: usize = 4 * 1024;
 
 /// Parts that one more FPDU adds, if it is sent from where it lies: head, one or two spans, tail.
 const PARTS_OF_FPDU: usize = 4;
@@ -159,7 +162,7 @@ impl IwarpOperation {
         let result = device.lend(self.view, |memory, octets| {
             if out.is_empty() {
                 let ahead_bytes = self.burst_bytes.clamp(FIRST_BATCH_BYTES, limits::RNIC_UNSENT_MAX_BYTES);
-                self.build(memory, octets, ahead_bytes, &mut out);
+                self.build(memory, octets, ahead_bytes + COMPLETIONS_BYTES, &mut out);
             }
             let sent = self.send_built(octets, &mut out);
             out.keep_lent(octets);

@@ -531,8 +531,10 @@ impl Memories {
 
     /// Have the octets of `span` fetched into the processor's cache: takes at most as long as to read them.
     pub(crate) fn prefetch(&self, span: Span, for_what: Use) {
-        for line in self.octets(span).chunks(LINE_BYTES) {
-            prefetch_line(line, for_what);
+        let (lines, rest) = self.octets(span).as_chunks::<LINE_BYTES>();
+        lines.iter().for_each(|line| prefetch_line(line, for_what));
+        if !rest.is_empty() {
+            prefetch_line(rest, for_what);
         }
     }
 

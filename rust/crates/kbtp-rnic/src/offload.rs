@@ -129,6 +129,10 @@ impl Core {
 /// that much of all the blocks of a batch.
 const FETCHED_MAX_BYTES: u32 = 4096;
 
+/// Of larger blocks nothing is: to send them takes much longer than to wait for their first octets, and it would begin only
+/// when those of all of a batch have come.
+const FETCHED_OF_BLOCKS_MAX_BYTES: u32 = 16 * 1024;
+
 /// The registered memory of a device.
 struct Memory<'a>(&'a DeviceShared);
 
@@ -334,7 +338,9 @@ impl StreamState {
         let Some(offload) = &mut self.offload else { return };
         match action {
             Action::Write { task, source, stag, to } => {
-                if let Some(span) = source.span() {
+                if let Some(span) = source.span()
+                    && span.len <= FETCHED_OF_BLOCKS_MAX_BYTES
+                {
                     let fetched = span.part(0, FETCHED_MAX_BYTES);
                     core.device.table().memories.prefetch(fetched, Use::Read);
                 }

@@ -243,13 +243,8 @@ impl Gather {
         let (index, offset) = (self.index, self.offset);
         let mut spans = Spans::new();
         let mut ok = true;
-        self.walk(size, |piece, from, len| match piece {
-            Piece::Known(span, known) if ok => spans.push(Lying {
-                span: span.part(from, len),
-                known: Some((Arc::clone(known), from)),
-            }),
-            Piece::Still(span) if ok => spans.push(Lying::of(span.part(from, len))),
-            Piece::Span(span) if ok && fits(*span) => spans.push(Lying::of(span.part(from, len))),
+        self.walk(size, |piece, from, len| match Lying::of(piece, from, len, &fits) {
+            Some(lying) if ok => spans.push(lying),
             _ => ok = false,
         });
         if ok {
@@ -303,8 +298,16 @@ pub(super) struct Lying {
 }
 
 impl Lying {
-    fn of(span: Span) -> Self {
-        Self { span, known: None }
+    /// Of `len` octets of `piece` from its octet `from` on.
+    fn of(piece: &Piece, from: u32, len: u32, fits: impl Fn(Span) -> bool) -> Option<Self> {
+        let (span, known) = match piece {
+            Piece::Known(span, known) => (*span, Some((Arc::clone(known), from))),
+            Piece::Still(span) => (*span, None),
+            Piece::Span(span) if fits(*span) => (*span, None),
+            _ => return None,
+        };
+        let span = span.part(from, len);
+        Some(Self { span, known })
     }
 
     /// The CRC32c `state` continued over them.

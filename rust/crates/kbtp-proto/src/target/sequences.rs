@@ -126,7 +126,7 @@ impl<S: SharedStore> Session<S> {
                 .flatten();
             let source = match known {
                 Some(known) => Piece::Known(octets, known),
-                None if entry.sealed() => Piece::Span(octets),
+                None if entry.sealed() => Piece::Still(octets),
                 None => Piece::Changing(octets), // profile 6.1: a STORE of its owner's may come between
             };
             Ok(Begun::Done((pin, entry, source)))

@@ -72,7 +72,7 @@ fn an_unsealed_block_is_loaded_by_who_allows_it_and_may_change_on_its_way() {
 
     world.bind_own(owner, 0, b"sealed", true);
     world.load(reader, handle, RequestFlag::ALLOW_UNSEALED);
-    assert!(matches!(octets(&world.peers[reader].posted[0]), Piece::Span(_)));
+    assert!(matches!(octets(&world.peers[reader].posted[0]), Piece::Still(_)));
 }
 
 #[test]
