@@ -230,13 +230,18 @@ impl BlockStore {
         Ok(finished)
     }
 
-    /// The CRCs of the block of `entry`, which everybody who sends it shares until it is freed.
-    ///
-    /// None for octets that may change before that: of a block that is not sealed, and of a partition's, sealed or not,
-    /// for the Partition STag of its holder reaches it still (draft 6.6).
+    /// Whether the octets of the block of `entry` stay as they are until it is freed: not those of a block that is not
+    /// sealed, nor of a partition's, sealed or not, for the Partition STag of its holder reaches it still (draft 6.6).
+    #[must_use]
+    pub fn stays_still(&self, entry: &Entry) -> bool {
+        entry.sealed() && !self.partitions.set_aside(entry.block_offset)
+    }
+
+    /// The CRCs of the block of `entry`, which everybody who sends it shares until it is freed; None if it does not stay
+    /// still until then.
     pub fn known_crcs(&mut self, entry: &Entry) -> Option<Arc<KnownCrcs>> {
-        let kept = entry.sealed() && !self.partitions.set_aside(entry.block_offset);
-        kept.then(|| Arc::clone(self.known_crcs.entry(entry.block_offset).or_default()))
+        self.stays_still(entry)
+            .then(|| Arc::clone(self.known_crcs.entry(entry.block_offset).or_default()))
     }
 
     // --- ALLOC_STORE ---

@@ -126,8 +126,9 @@ impl<S: SharedStore> Session<S> {
                 .flatten();
             let source = match known {
                 Some(known) => Piece::Known(octets, known),
-                None if entry.sealed() => Piece::Still(octets),
-                None => Piece::Changing(octets), // profile 6.1: a STORE of its owner's may come between
+                None if store.stays_still(&entry) => Piece::Still(octets),
+                // profile 6.1: a STORE of its owner's may come between; draft 6.6: or its holder write it.
+                None => Piece::Changing(octets),
             };
             Ok(Begun::Done((pin, entry, source)))
         })?;

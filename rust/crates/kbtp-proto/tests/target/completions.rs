@@ -5,7 +5,7 @@ use kbtp_proto::target::SharedStore;
 use kbtp_proto::types::{RequestFlag, Status};
 use kbtp_proto::wire::{DataDescriptor, Operation};
 
-use crate::world::{BLOCK, DOMAIN, DRAIN, Posted, World};
+use crate::world::{BLOCK, BLOCKS, DOMAIN, DRAIN, Posted, World};
 
 const NONE: RequestFlag = RequestFlag::empty();
 
@@ -49,11 +49,7 @@ fn an_unsealed_block_is_loaded_by_who_allows_it_and_may_change_on_its_way() {
     assert_eq!(world.status(reader, refused), Some(Status::NotSealed));
     let load = world.load(reader, handle, RequestFlag::ALLOW_UNSEALED);
     assert_eq!(world.status(reader, load), Some(Status::Success));
-    let octets = |posted: &Posted| match posted {
-        Posted::Write { source, .. } => source.clone(),
-        other => panic!("{other:?}"),
-    };
-    assert!(matches!(octets(&world.peers[reader].posted[0]), Piece::Changing(_)));
+    assert!(matches!(source(&world, reader), Piece::Changing(_)));
     // profile 6.1: a STORE does not wait for it, a FREE does.
     let sealed = world.put(
         owner,
@@ -72,7 +68,29 @@ fn an_unsealed_block_is_loaded_by_who_allows_it_and_may_change_on_its_way() {
 
     world.bind_own(owner, 0, b"sealed", true);
     world.load(reader, handle, RequestFlag::ALLOW_UNSEALED);
-    assert!(matches!(octets(&world.peers[reader].posted[0]), Piece::Still(_)));
+    assert!(matches!(source(&world, reader), Piece::Still(_)));
+}
+
+/// Of the RDMA Write that was posted first.
+fn source(world: &World, peer: usize) -> Piece {
+    match &world.peers[peer].posted[0] {
+        Posted::Write { source, .. } => source.clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_sealed_block_stays_still_unless_it_is_of_a_partition_whose_holder_may_write_it() {
+    let mut world = World::with_direct_blocks(2);
+    let (owner, direct, reader) = (world.join(), world.join(), world.join());
+    world.open_partition(direct, BLOCKS - 2, 2);
+    for (holder, still) in [(owner, true), (direct, false)] {
+        world.bind_own(holder, 0, b"sealed", true);
+        world.load(reader, world.handle(holder, 0), NONE);
+        assert_eq!(matches!(source(&world, reader), Piece::Still(_)), still);
+        assert_eq!(matches!(source(&world, reader), Piece::Changing(_)), !still); // draft 6.6
+        world.finish(reader, 0);
+    }
 }
 
 #[test]

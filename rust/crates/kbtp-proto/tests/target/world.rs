@@ -15,7 +15,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kbtp_proto::blocks::{
-    Allocation, BlockStore, Entry, FinishedFree, FreeToken, HandleRange, RingMemory, StoreConfig, StoreMemory, Words,
+    Allocation, BlockStore, Entry, FinishedFree, FreeToken, HandleRange, PartitionBlocks, RingMemory, StoreConfig,
+    StoreMemory, Words,
 };
 use kbtp_proto::memory::{RegionId, Span};
 use kbtp_proto::stream::Piece;
@@ -148,6 +149,11 @@ fn words(count: u64) -> Box<dyn Words> {
 
 impl World {
     pub(crate) fn new() -> Self {
+        Self::with_direct_blocks(0)
+    }
+
+    /// The last `direct_blocks` of the blocks are for partitions.
+    pub(crate) fn with_direct_blocks(direct_blocks: u32) -> Self {
         let config = StoreConfig {
             block_size_bytes: BLOCK,
             block_count: BLOCKS,
@@ -156,7 +162,7 @@ impl World {
             table_handles: 4 * HANDLES,
             ring_order: 3,
             first_ticket: 0xFFFF_FFFE,
-            direct_blocks: 0,
+            direct_blocks,
             masked_counters: true,
         };
         let memory = StoreMemory {
@@ -380,6 +386,20 @@ impl World {
         let request = self.request(peer, Operation::Free, handle);
         self.send(peer, &request.pack(&[]));
         request.request_id
+    }
+
+    /// The blocks from `first` on, of those for partitions, are the peer's own.
+    pub(crate) fn open_partition(&self, peer: usize, first: u32, count: u32) {
+        let blocks = PartitionBlocks { first, count };
+        let memory = RingMemory {
+            slots: words(2 << blocks.ring_order().unwrap()),
+            head: words(1),
+            tail: words(1),
+        };
+        let holder = self.peers[peer].grant.holder;
+        self.store
+            .with(|store| store.open_partition(holder, blocks, memory))
+            .unwrap();
     }
 
     /// A block bound to `handle`, as a place to start from.
