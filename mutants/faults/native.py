@@ -154,4 +154,12 @@ MUTANTS = (
         "punt: punt.or((behind && queue.punted.len() > 1 << 20).then_some(PuntReason::BehindPunt)),",
         _TARGET_TESTS,
     ),
+    Mutant(
+        "draft 6.6",
+        "a sealed block that the holder of its partition can write is sent from where it lies",
+        "rust/crates/kbtp-proto/src/blocks/store.rs",
+        "entry.sealed() && !self.partitions.set_aside(entry.block_offset)",
+        "entry.sealed() || self.partitions.set_aside(entry.block_offset)",
+        _TARGET_TESTS,
+    ),
 )
