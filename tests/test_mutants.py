@@ -1,4 +1,5 @@
-"""How `python -m mutants` judges a fault in Rust: what cannot be built says nothing about the rule it breaks."""
+"""Each fault still has its place in the sources; how `python -m mutants` judges one in Rust: what cannot be built says
+nothing about the rule it breaks."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mutants import __main__ as program
+from mutants.faults import MUTANTS
 from mutants.plant import Mutant, Verdict
 
 FAULT = Mutant("RFC 5044 4.4", "it does the opposite", "lib.rs", "true", "false", ("-p", "kbtp-rnic"))
@@ -36,3 +38,10 @@ def test_tests_are_built_before_they_are_run(
     outcome = program.Tree(tmp_path).judge(FAULT)
     assert outcome.verdict is verdict, outcome.detail
     assert (tmp_path / "lib.rs").read_text() == "true"
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.rule}: {mutant.fault}")
+def test_its_place_is_there_just_once_and_its_tests_are_there(mutant: Mutant) -> None:
+    assert mutant.planted(program.ROOT) != (program.ROOT / mutant.file).read_text()
+    for test in mutant.tests:
+        assert not test.startswith("tests/") or (program.ROOT / test.partition("::")[0]).exists()

@@ -126,8 +126,8 @@ MUTANTS = (
         "draft 6.6",
         "direct modes are granted to those that are not trusted",
         _DIRECT,
-        "features = hello.requested_features & config.direct & trusted & DIRECT_MODES",
-        "features = hello.requested_features & config.direct & DIRECT_MODES",
+        "features = hello.requested_features & config.direct & trusted & binding & DIRECT_MODES",
+        "features = hello.requested_features & config.direct & binding & DIRECT_MODES",
         (*_GRANT_TESTS, "tests/target/test_authentication.py"),
     ),
     Mutant(

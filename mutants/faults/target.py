@@ -146,9 +146,8 @@ MUTANTS = (
         "a completion releases its credit before the buffer is there again",
         _SESSION,
         '            self._repost(slot)  # profile 3 "Credits": before the Send that releases the credit\n'
-        "            self._act(Send(wr_id=_COMPLETION, inline=message.pack(), invalidate_stag=invalidate_stag))\n",
-        "            self._act(Send(wr_id=_COMPLETION, inline=message.pack(), invalidate_stag=invalidate_stag))\n"
-        "            self._repost(slot)\n",
+        "            self._act(post)\n",
+        "            self._act(post)\n            self._repost(slot)\n",
         ("tests/target/test_completions.py", "tests/target/test_hello.py"),
     ),
     Mutant(
@@ -170,7 +169,7 @@ MUTANTS = (
     Mutant(
         "profile 2 INVALIDATE",
         "a completion does not invalidate the STag it was asked to",
-        _SESSION,
+        _CHECKS,
         "    if isinstance(request, Free | Bind) or not request.flags & RequestFlag.INVALIDATE:\n",
         "    if isinstance(request, Free | Bind) or request.flags & RequestFlag.INVALIDATE:\n",
         ("tests/target/test_completions.py",),
