@@ -31,9 +31,8 @@ const PREFETCH_BYTES: usize = 4096;
 const APPETITE_BYTES: usize = 8 * 1024;
 const APPETITE_GROWTH: usize = 4;
 
-/// Built before the first `sendmsg` of a burst, so that the peer begins while this side goes on. Later ones take as much as
-/// was sent before them, which makes fewer of them. A burst lasts until nothing is left to send: a block of 64 KiB, or 16 of
-/// 4 KiB.
+/// Built before the first `sendmsg` of a burst, a block of 64 KiB or 16 of 4 KiB, so that the peer begins while this side goes
+/// on. Later ones take as much as was sent before them, which makes fewer of them. A burst lasts until nothing is left to send.
 const FIRST_BATCH_BYTES: usize = 64 * 1024;
 
 /// Built in excess of that: heads, and the completions behind the last block. One by itself costs both sides one call more.
