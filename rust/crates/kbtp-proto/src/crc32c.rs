@@ -11,7 +11,7 @@ const XOR: u32 = u32::MAX;
 /// The CRC over some octets, whose CRC is `state` (0 for none), and then `octets`.
 pub fn update(state: u32, octets: &[u8]) -> u32 {
     if state == 0 {
-        return crc32_iscsi(octets); // the same, without a digest to fill: a quarter of the time of a short message
+        return crc32_iscsi(octets); // the same; with no digest to fill, a short message takes a quarter less
     }
     let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(state ^ XOR));
     digest.update(octets);
